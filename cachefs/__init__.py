@@ -1,0 +1,25 @@
+"""cachefs: a locality-aware cache of objects on a node's local flash.
+
+Importing the package is cheap: neither torch nor pyarrow nor an object-store client is loaded until it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Client, Shard, connect
+    from .config import Settings
+
+__version__ = "0.1.0"
+__all__ = ["Client", "Settings", "Shard", "__version__", "connect"]
+
+_LAZY = {"Client": ".client", "Shard": ".client", "connect": ".client", "Settings": ".config"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

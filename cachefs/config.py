@@ -1,0 +1,217 @@
+"""Settings: one frozen object, and the only reader of ``os.environ`` and of ``nearflash.toml``.
+
+Arguments win over the environment, the environment over ``nearflash.toml`` (``NEARFLASH_CONFIG``, else
+``./nearflash.toml``, else ``~/.config/nearflash.toml``), that over the defaults. The stores' own variables
+(``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ...) are read here too and become an :class:`Origin`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+from .hashing import name_digest
+
+MIB = 1 << 20
+CHUNK_ALIGN = 64 * 1024
+"""Chunk sizes are multiples of this, so that no page of any architecture straddles two chunks."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How to reach an object store: endpoint, region, and where the credentials come from.
+
+    A client sends its own to the daemon, which keeps one store client per distinct value. The secret parts never
+    appear in ``repr`` and are never logged.
+
+    ``preset`` names a cloud (``aws``, ``aliyun``, ``minio``, ...) and fixes the addressing style; ``addressing`` is
+    ``"auto" | "path" | "virtual"``. ``backend`` is ``"auto" | "obstore" | "fsspec"``.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    preset: str | None = None
+    addressing: str = "auto"
+    profile: str | None = None
+    anonymous: bool = False
+    backend: str = "auto"
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Origin:
+        """The origin that the stores' own environment variables describe."""
+        env = os.environ if environ is None else environ
+        return cls(
+            endpoint=env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("AWS_ENDPOINT") or None,
+            region=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None,
+            preset=env.get("NEARFLASH_PRESET") or None,
+            addressing=env.get("NEARFLASH_ADDRESSING") or "auto",
+            profile=env.get("AWS_PROFILE") or None,
+            anonymous=env.get("NEARFLASH_ANONYMOUS", "").lower() in {"1", "true", "yes"},
+            backend=env.get("NEARFLASH_BACKEND") or "auto",
+            access_key_id=env.get("AWS_ACCESS_KEY_ID") or None,
+            secret_access_key=env.get("AWS_SECRET_ACCESS_KEY") or None,
+            session_token=env.get("AWS_SESSION_TOKEN") or None,
+        )
+
+    def identity(self) -> str:
+        """A digest over all of it, secrets included: the key under which a store client is kept. Not reversible."""
+        return name_digest(*(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a node's cache. Sizes are bytes, times seconds.
+
+    ``quota`` is the most disk space the cache may take (``None``: 80 % of what is free when the daemon starts, own
+    entries included). ``socket`` defaults to a short path in the user's runtime directory derived from ``cache_dir``.
+    """
+
+    cache_dir: Path
+    socket: Path
+    quota: int | None = None
+    free_floor: int = 0
+    chunk_size: int = 8 * MIB
+    transfer_bytes: int = 128 * MIB
+    """Budget for bytes in flight between origin and disk; bounds the daemon's memory and its parallel requests."""
+    origin_parallel: int = 16
+    """Most requests to one bucket at a time."""
+    stall_timeout: float = 20.0
+    """A read that gets no byte for this long is cut and retried."""
+    request_deadline: float = 300.0
+    """One chunk, with all its retries, ends by then in bytes or an error."""
+    connect_timeout: float = 30.0
+    """A client waits this long for a daemon to answer or to start."""
+    idle_timeout: float = 900.0
+    """A daemon started by a client exits after this long without client; 0 never."""
+    autostart: bool = True
+    """Whether a client may start the daemon."""
+    origin: Origin = field(default_factory=Origin)
+
+    def __post_init__(self) -> None:
+        if self.chunk_size <= 0 or self.chunk_size % CHUNK_ALIGN:
+            raise ConfigError(f"chunk_size {self.chunk_size} is not a positive multiple of {CHUNK_ALIGN}")
+        if self.quota is not None and self.quota < 0:
+            raise ConfigError(f"quota {self.quota} is negative")
+        if self.transfer_bytes < self.chunk_size:
+            raise ConfigError(f"transfer_bytes {self.transfer_bytes} is less than chunk_size {self.chunk_size}")
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Settings from arguments, environment and ``nearflash.toml``, in that order of precedence.
+
+        ``overrides`` that are ``None`` count as not given. Raises :class:`ConfigError` for a value that cannot be
+        read, naming the variable or file it came from.
+        """
+        env = dict(os.environ if environ is None else environ)
+        values: dict[str, Any] = {}
+        for name, raw in _read_toml(env).items():
+            values[name] = _convert(name, raw, f"nearflash.toml: {name}")
+        for name in _CONVERTERS:
+            variable = f"NEARFLASH_{name.upper()}"
+            if env.get(variable):
+                values[name] = _convert(name, env[variable], variable)
+        for name, raw in overrides.items():
+            if raw is not None:
+                values[name] = raw if name == "origin" else _convert(name, raw, name)
+        values.setdefault("origin", Origin.from_env(env))
+        if "cache_dir" not in values:
+            values["cache_dir"] = _default_cache_dir(env)
+        values["cache_dir"] = Path(os.path.abspath(values["cache_dir"]))
+        if "socket" not in values:
+            values["socket"] = default_socket(values["cache_dir"], env)
+        return cls(**values)
+
+    def with_(self, **changes: Any) -> Settings:
+        """A copy with some settings changed."""
+        return replace(self, **changes)
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from ``"64"``, ``"10GB"``, ``"1.5 TiB"`` (decimal and binary units; a bare letter is binary)."""
+    if isinstance(text, int):
+        return text
+    m = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)(b?)\s*", text, re.IGNORECASE)
+    if not m:
+        raise ConfigError(f"{text!r} is not a size", hint="write for example 500GB, 1.5TiB or a number of bytes")
+    number, unit, binary, byte = m.groups()
+    base = 1024 if binary or not byte else 1000
+    return int(float(number) * base ** (" kmgtp".index(unit.lower()) if unit else 0))
+
+
+def default_socket(cache_dir: Path, environ: Mapping[str, str]) -> Path:
+    """A short socket path (``sun_path`` holds 107 bytes) that only depends on the cache directory and the user."""
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    uid = os.getuid() if hasattr(os, "getuid") else 0
+    base = Path(runtime) / "nearflash" if runtime else Path(tempfile.gettempdir()) / f"nearflash-{uid}"
+    if len(os.fsencode(base)) > 60:
+        base = Path("/tmp") / f"nearflash-{uid}"
+    return base / f"{name_digest(os.path.realpath(cache_dir))[:16]}.sock"
+
+
+def _default_cache_dir(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path(env.get("HOME") or Path.home()) / ".cache") / "nearflash"
+
+
+def _to_bool(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = str(raw).lower()
+    if text in {"1", "true", "yes", "on"}:
+        return True
+    if text in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError(f"{raw!r} is neither true nor false")
+
+
+_CONVERTERS: dict[str, Any] = {
+    "cache_dir": Path,
+    "socket": Path,
+    "quota": parse_size,
+    "free_floor": parse_size,
+    "chunk_size": parse_size,
+    "transfer_bytes": parse_size,
+    "origin_parallel": int,
+    "stall_timeout": float,
+    "request_deadline": float,
+    "connect_timeout": float,
+    "idle_timeout": float,
+    "autostart": _to_bool,
+}
+
+
+def _convert(name: str, raw: Any, source: str) -> Any:
+    if name not in _CONVERTERS:
+        raise ConfigError(f"{source} is not a setting", hint=f"known: {', '.join(sorted(_CONVERTERS))}")
+    try:
+        return _CONVERTERS[name](raw)
+    except ValueError as e:
+        raise ConfigError(f"{source}={raw!r} cannot be read: {e}") from e
+
+
+def _read_toml(env: Mapping[str, str]) -> dict[str, Any]:
+    explicit = env.get("NEARFLASH_CONFIG")
+    home = env.get("HOME")
+    candidates = [Path(explicit)] if explicit else [Path("nearflash.toml")]
+    if not explicit and home:
+        candidates.append(Path(home) / ".config" / "nearflash.toml")
+    for path in candidates:
+        try:
+            with open(path, "rb") as f:
+                return tomllib.load(f)
+        except FileNotFoundError:
+            if explicit:
+                raise ConfigError("NEARFLASH_CONFIG names a file that does not exist", url=str(path)) from None
+        except (OSError, tomllib.TOMLDecodeError) as e:
+            raise ConfigError(f"cannot be read: {e}", url=str(path)) from e
+    return {}

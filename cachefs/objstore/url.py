@@ -1,0 +1,60 @@
+"""Object URLs: ``scheme://bucket/key`` where the key is taken as it stands.
+
+A key is bytes, not a path: nothing is decoded, normalised or joined. ``s3://b/a%20b`` is the key ``a%20b``,
+``s3://b//x`` the key ``/x``, and ``?`` and ``#`` are ordinary characters.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from ..errors import ConfigError
+
+LOCAL_SCHEMES = frozenset({"", "file"})
+
+
+@dataclass(frozen=True, order=True)
+class ObjectUrl:
+    """One object, or a prefix of many. ``bucket`` is empty for schemes without one (``file``)."""
+
+    scheme: str
+    bucket: str
+    key: str
+
+    @property
+    def root(self) -> str:
+        """What a store client is made for: scheme and bucket, without key."""
+        return f"{self.scheme}://{self.bucket}"
+
+    @property
+    def is_local(self) -> bool:
+        return self.scheme in LOCAL_SCHEMES
+
+    def with_key(self, key: str) -> ObjectUrl:
+        return ObjectUrl(self.scheme, self.bucket, key)
+
+    def __str__(self) -> str:
+        return self.key if self.scheme == "" else f"{self.scheme}://{self.bucket}/{self.key}"
+
+
+def parse_url(text: str | os.PathLike[str]) -> ObjectUrl:
+    """Split a URL or a local path. Local paths and ``file://`` give scheme ``file`` and an absolute path as key.
+
+    Raises :class:`ConfigError` where a bucket is missing.
+    """
+    raw = os.fspath(text)
+    if not raw:
+        raise ConfigError("an empty URL", hint="give s3://bucket/key or a path")
+    scheme, sep, rest = raw.partition("://")
+    if not sep or not scheme.replace("+", "").replace("-", "").isalnum():
+        return ObjectUrl("file", "", os.path.abspath(raw))
+    scheme = scheme.lower()
+    if scheme == "file":
+        path = unquote(rest.removeprefix("localhost"))
+        return ObjectUrl("file", "", os.path.abspath(path))
+    bucket, _, key = rest.partition("/")
+    if not bucket and scheme != "memory":
+        raise ConfigError("no bucket in the URL", url=raw, hint=f"write {scheme}://bucket/key")
+    return ObjectUrl(scheme, bucket, key)
