@@ -13,12 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from typing_extensions import Buffer, Self
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class ObjectStore(ABC):
     async def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; a missing key is not an error."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - most backends hold nothing to release
         """Release connections. Idempotent."""
 
     async def __aenter__(self) -> Self:

@@ -1,0 +1,46 @@
+"""The error tree: one line each, picklable, and under the builtin that callers expect."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from cachefs import errors
+from cachefs.errors import NearflashError
+
+
+def all_errors() -> list[type[NearflashError]]:
+    found: list[type[NearflashError]] = []
+    todo = [NearflashError]
+    while todo:
+        cls = todo.pop()
+        found.append(cls)
+        todo.extend(cls.__subclasses__())
+    return found
+
+
+@pytest.mark.parametrize("cls", all_errors(), ids=lambda c: c.__name__)
+def test_every_error_is_one_line_and_survives_pickling(cls: type[NearflashError]) -> None:
+    e = cls("it\nbroke", url="s3://b/k", offset=7, hint="mend it")
+    assert str(e) == "s3://b/k at byte 7: it broke (mend it)"
+    again = pickle.loads(pickle.dumps(e))
+    assert type(again) is cls
+    assert (again.what, again.url, again.offset, again.hint, str(again)) == (e.what, e.url, 7, "mend it", str(e))
+    assert str(cls("from one string")) == "from one string"
+
+
+@pytest.mark.parametrize(
+    ("cls", "builtin"),
+    [
+        (errors.NotFound, FileNotFoundError),
+        (errors.Denied, PermissionError),
+        (errors.Unavailable, ConnectionError),
+        (errors.DeadlineExceeded, TimeoutError),
+        (errors.MissingField, KeyError),
+        (errors.ConfigError, ValueError),
+    ],
+)
+def test_code_that_knows_only_builtins_can_handle_them(cls: type[NearflashError], builtin: type[BaseException]) -> None:
+    with pytest.raises(builtin):
+        raise cls("x")
