@@ -1,0 +1,95 @@
+"""What a client hands out: :class:`Shard`, one open object, and :class:`ObjectStat`, what is known of one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """One object as the origin describes it, and how much of it this node holds.
+
+    ``size`` and ``cached_bytes`` in bytes. ``version`` tells this content from another under the same URL; pass it
+    (with the size) to ``Client.open`` to save the request that asks for it. In listings with a delimiter a common
+    prefix appears with a URL that ends in ``/``, size 0 and an empty version.
+    """
+
+    url: str
+    size: int
+    version: str
+    cached_bytes: int = 0
+
+    @property
+    def is_prefix(self) -> bool:
+        """A folder of a listing with a delimiter, not an object."""
+        return not self.version and self.url.endswith("/")
+
+
+class Shard(ABC):
+    """One open object at one version.
+
+    Usable from several threads and, after a fork, from parent and child independently. Closing gives back the lease
+    on the cache entry; memory already handed out stays valid until its last user is gone.
+    """
+
+    url: str
+    size: int
+    """Bytes."""
+    version: str
+    cached: bool
+    """False: the cache could not take the object; bytes pass through to private memory of this process."""
+
+    @abstractmethod
+    def view(self) -> memoryview:
+        """All bytes, as a fresh *writable* private mapping: 1-D, unsigned bytes, ``len() == size``.
+
+        Waits until every byte is present. Writing touches private pages only: neither the cached file nor any other
+        view sees it. The mapping lives as long as the memoryview or anything made from it (numpy arrays, tensors,
+        slices) and goes with the last of them; it does not need the shard to stay open. Raises
+        ``DeadlineExceeded`` when the origin makes no progress, or the origin's error.
+        """
+
+    @abstractmethod
+    def wait(self, start: int, end: int) -> None:
+        """Return once bytes ``[start, end)`` can be read through :meth:`fileno` or a view.
+
+        Costs no round trip where they are present already. Raises as :meth:`view`.
+        """
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A read-only file descriptor of the object's bytes, owned by the shard and valid until it is closed.
+
+        Call it after :meth:`wait`: a wait that outlives a restart of the daemon may go on with another file.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back lease and descriptors. Idempotent."""
+
+    def check_range(self, start: int, end: int) -> None:
+        """Raise :class:`ConfigError` unless ``0 <= start <= end <= size``."""
+        if not 0 <= start <= end <= self.size:
+            raise ConfigError(f"bytes {start} to {end} are not within its {self.size}", url=self.url)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url} ({self.size} bytes, version {self.version})>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
