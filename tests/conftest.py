@@ -1,0 +1,31 @@
+"""Fixtures that every part's tests share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from cachefs.testing.seaweed import SeaweedServer
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
+    """A real S3 server on loopback, started at first use, one for each test process.
+
+    Buckets are shared by the whole session: take a fresh one (``s3_bucket``) or a prefix of your own.
+    """
+    with SeaweedServer(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _bucket_numbers() -> Iterator[int]:
+    return itertools.count()
+
+
+@pytest.fixture
+def s3_bucket(seaweed: SeaweedServer, _bucket_numbers: Iterator[int]) -> str:
+    """The name of an empty bucket on the ``seaweed`` server that no other test uses."""
+    return seaweed.make_bucket(f"test-{next(_bucket_numbers):04d}")
