@@ -163,6 +163,10 @@ class CheckpointDamaged(CheckpointError):
     """A file of a committed checkpoint is missing, short, or has the wrong digest: names tensor and file."""
 
 
+class CheckpointUnsupported(CheckpointError):
+    """A record of a newer format version: not damaged, but not readable by this version."""
+
+
 class CheckpointConflict(CheckpointError):
     """Another attempt owns the store, or has committed this step already."""
 
