@@ -134,10 +134,10 @@ class SeaweedServer:
         if self._process is not None:
             self._kill()
             self._process = None
-        for role, port in self._ports.items():
+        for role in _ROLES if self._ports else ():
             # weed makes these by itself and leaves them behind; the ports in the names were ours alone.
-            for name in (f"seaweedfs-{role}-{port}.sock", f"seaweedfs-{role}-grpc-{self._grpc(role)}.sock"):
-                Path("/tmp", name).unlink(missing_ok=True)
+            for name in (f"{role}-{self._ports[role]}", f"{role}-grpc-{self._ports[f'{role}.grpc']}"):
+                Path("/tmp", f"seaweedfs-{name}.sock").unlink(missing_ok=True)
         self._ports = {}
 
     def _start(self) -> None:
@@ -154,9 +154,6 @@ class SeaweedServer:
                     raise
             else:
                 return
-
-    def _grpc(self, role: str) -> int:
-        return self._ports[f"{role}.grpc"]
 
     def _launch(self) -> None:
         names = [*_ROLES, *(f"{role}.grpc" for role in _ROLES)]
@@ -182,7 +179,7 @@ class SeaweedServer:
             f"-s3.config={self._write_config()}",
         ]
         for role in _ROLES:
-            command += [f"-{role}.port={self._ports[role]}", f"-{role}.port.grpc={self._grpc(role)}"]
+            command += [f"-{role}.port={self._ports[role]}", f"-{role}.port.grpc={self._ports[f'{role}.grpc']}"]
         with open(self.log, "ab") as log:
             self._process = self._spawn(command, log)
 
