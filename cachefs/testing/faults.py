@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,7 +15,8 @@ class RequestRecord:
     """One request that the proxy has seen.
 
     ``range`` is ``(start, end)`` with the end exclusive (``None``: open), ``status`` 0 until there is a reply,
-    ``bytes_sent`` counts body bytes handed to the client so far, ``fault`` is what was done to it.
+    ``bytes_sent`` counts body bytes handed to the client so far, ``fault`` is what was done to it, ``time`` the
+    wall-clock second in which it came.
     """
 
     method: str
@@ -25,6 +27,7 @@ class RequestRecord:
     status: int = 0
     bytes_sent: int = 0
     fault: Fault | None = None
+    time: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
