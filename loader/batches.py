@@ -1,0 +1,114 @@
+"""Global batches and who gets what of them, as pure functions.
+
+The one sequence of an epoch (``loader.order``) is cut into global batches of B positions, and each batch into one run
+per rank. No number of ranks, workers or nodes changes the sequence of global batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachefs.errors import ConfigError, DataError, EmptyDataset
+
+from .order import EpochOrder
+from .permute import Int64s
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The global batches of an epoch (or of the rest of one): every rank takes all ``batches`` steps.
+
+    ``last`` is the size of the last batch with its repeats, ``repeats`` how many of that are repeats (``pad=True``),
+    ``dropped`` how many samples at the epoch's end are in no batch (``drop_last=True``).
+    """
+
+    batches: int
+    global_batch: int
+    world: int
+    last: int
+    repeats: int
+    dropped: int
+
+    def samples(self, rank: int) -> int:
+        """How many samples, repeats included, this rank yields: what ``len()`` of a data set of samples says."""
+        if self.batches == 0:
+            return 0
+        return (self.batches - 1) * _run_length(self.global_batch, rank, self.world) + _run_length(
+            self.last, rank, self.world
+        )
+
+
+def _run_length(size: int, rank: int, world: int) -> int:
+    return (rank + 1) * size // world - rank * size // world
+
+
+def steps(total: int, global_batch: int, *, world: int, drop_last: bool, pad: bool, start: int = 0) -> Steps:
+    """How the positions ``start`` to ``total`` become batches of ``global_batch``.
+
+    ``pad=True`` fills the last batch with repeats from the epoch's beginning (``drop_last`` then has nothing to drop);
+    else ``drop_last=True`` leaves an incomplete batch out; else the last batch is short.
+
+    Raises EmptyDataset if a whole epoch has no batch; ConfigError if some rank would go without samples in a step.
+    """
+    if global_batch < 1 or world < 1:
+        raise ConfigError(f"a global batch of {global_batch} for {world} ranks cannot be")
+    if global_batch < world:
+        raise ConfigError(
+            f"the global batch of {global_batch} is smaller than the {world} ranks",
+            hint="use at least one sample a rank",
+        )
+    if total < 1:
+        raise EmptyDataset("the data set has no sample")
+    full, rest = divmod(total - start, global_batch)
+    if pad:
+        repeats = global_batch - rest if rest else 0
+        return Steps(full + (rest > 0), global_batch, world, global_batch, repeats, 0)
+    if drop_last or rest == 0:
+        if full == 0 and start == 0:
+            raise EmptyDataset(
+                f"{total} samples are not enough for one global batch of {global_batch}",
+                hint="use a smaller batch size, pad=True or drop_last=False",
+            )
+        return Steps(full, global_batch, world, global_batch, 0, rest)
+    if rest < world:
+        raise ConfigError(
+            f"the last batch of {rest} samples would leave some of the {world} ranks without any",
+            hint="use drop_last=True or pad=True",
+        )
+    return Steps(full + 1, global_batch, world, rest, 0, 0)
+
+
+def rank_positions(
+    order: EpochOrder,
+    batch_index: int,
+    *,
+    global_batch: int,
+    rank: int,
+    world: int,
+    node_of_lane: Int64s | None = None,
+    start: int = 0,
+    pad: bool = False,
+) -> Int64s:
+    """The global positions of one rank's part of a batch, int64, in the order in which the rank yields them.
+
+    Batch t is the positions ``start + t * global_batch`` and following (``start``: where a resumed epoch begins). They
+    are ordered by the node their lane lives on (``node_of_lane``, shape ``(lanes,)``; None: one node) and cut into
+    ``world`` runs, of which the rank gets the ``rank``-th. With ``pad=True`` the last batch is filled up by positions
+    from ``order.total`` on: such a position p is a repeat of the sample at ``p % order.total``.
+
+    Raises DataError for a batch that is not in the epoch.
+    """
+    total = order.total
+    first = start + batch_index * global_batch
+    if batch_index < 0 or first >= total:
+        raise DataError(f"batch {batch_index} is not in epoch {order.epoch}, which has {total} samples")
+    size = global_batch if pad else min(global_batch, total - first)
+    low, high = rank * size // world, (rank + 1) * size // world
+    if node_of_lane is None:
+        return np.arange(first + low, first + high, dtype=np.int64)
+    positions = np.arange(first, first + size, dtype=np.int64)
+    node = node_of_lane[order.lane_of(positions % total)]
+    out: Int64s = positions[np.argsort(node, kind="stable")[low:high]]
+    return out

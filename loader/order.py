@@ -1,0 +1,216 @@
+"""The order of one epoch as a function: which sample is at which position of the one global sequence.
+
+In each epoch a lane's pieces are permuted and grouped into blocks of 1, 2, 4, ... up to K pieces and then K each; a
+block's samples are permuted by a keyed bijection; the lanes are read in turn (``loader.rounds``). Nothing is walked and
+nothing but the lanes is stored, so any position of any epoch costs the same. ``loader.batches`` cuts the sequence.
+
+Pure: numpy and arithmetic only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cachefs.errors import ConfigError, DataError
+
+from .lanes import LanePlan
+from .permute import Int64s, Permutations, derive, derive_array, seed_key
+from .rounds import Rounds
+
+DEFAULT_BLOCK_SHARDS: Final = 8
+"""K where the user names none: shards of a lane that are shuffled together, hence that are open at once."""
+
+_PIECES: Final = 3
+_SAMPLES: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """When shards are needed: parallel arrays sorted by ``first``, one entry per shard.
+
+    No sample of ``shard[i]`` lies before position ``first[i]`` (of those still to come) or after ``last[i]``. Both are
+    tight to a block, not to a sample.
+    """
+
+    shard: Int64s
+    first: Int64s
+    last: Int64s
+
+
+class EpochOrder:
+    """The order of one epoch: ``total`` positions, each one sample. Immutable; picklable; O(shards + lanes) memory.
+
+    Where a plan lacks counts (``plan.complete`` is false) only the first ``settled`` positions are known, and they are
+    the same as with all counts; ``total`` then raises DataError and :meth:`unsettled` names the shards to count next.
+    """
+
+    def __init__(self, plan: LanePlan, *, seed: int, epoch: int, block_shards: int, shuffle: bool) -> None:
+        if plan.shuffle != shuffle:
+            raise ConfigError(f"the lanes were planned for shuffle={plan.shuffle}, not for shuffle={shuffle}")
+        if block_shards < 1:
+            raise ConfigError(f"block_shards={block_shards} must be at least 1")
+        if epoch < 0:
+            raise ConfigError(f"epoch {epoch} is negative")
+        self.plan = plan
+        self.seed = seed
+        self.epoch = epoch
+        self.block_shards = block_shards
+        self.shuffle = shuffle
+        key = derive(seed_key(seed), epoch)
+        piece_lane = np.repeat(np.arange(plan.lanes, dtype=np.int64), np.diff(plan.bounds))
+        shard, start, stop = plan.shard, plan.start, plan.stop
+        if shuffle:
+            # lanes stay where they are; inside one the pieces are sorted by a hash
+            drawn = np.lexsort((derive_array(derive(key, _PIECES), shard, start), piece_lane))
+            shard, start, stop = shard[drawn], start[drawn], stop[drawn]
+        number = np.arange(len(shard), dtype=np.int64) - plan.bounds[piece_lane]
+        # in the data set's own order shards follow one another: a block each
+        opens, block_number = _blocks(number, block_shards if shuffle else 1)
+        lengths = stop - start
+        first = np.flatnonzero(opens)
+        self._missing = np.zeros(0, dtype=np.int64)  # pieces whose counts the first unsettled blocks lack
+        open_lanes = np.zeros(0, dtype=np.int64)
+        if not plan.complete:
+            lengths, self._missing = _known(lengths, stop < 0, piece_lane, np.cumsum(opens) - 1)
+            open_lanes = np.unique(piece_lane[self._missing])
+        ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        self._piece_shard = shard
+        self._piece_first = start
+        self._piece_start = ends[:-1]
+        self._block_lane = piece_lane[first]
+        self._block_number = block_number[first]
+        self._block_start = ends[first]
+        self._block_pieces = np.append(first, len(shard))
+        self._lane_start = ends[plan.bounds]
+        self._lane_block = np.searchsorted(self._block_lane, np.arange(plan.lanes + 1)).astype(np.int64)
+        self._rounds = Rounds(np.diff(self._lane_start))
+        self._mixers = Permutations(
+            np.diff(self._block_start, append=ends[-1]),
+            derive_array(derive(key, _SAMPLES), self._block_lane, self._block_number),
+        )
+        self.settled = self._rounds.total
+        if open_lanes.size:
+            sure = int(self._rounds.lengths[open_lanes].min())
+            self.settled = int(np.minimum(self._rounds.lengths, sure).sum())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _epoch_order, (self.plan, self.seed, self.epoch, self.block_shards, self.shuffle)
+
+    @property
+    def total(self) -> int:
+        """Samples in the epoch."""
+        if self._missing.size:
+            raise DataError(
+                "the epoch's length is not known before every shard's sample count is", hint="index the data set"
+            )
+        return self.settled
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """The samples at global positions, any of them in any order: (shard, index in the shard), each int64.
+
+        Costs O(log) each, vectorised: many positions in one call (several batches) cost little more than one. Raises
+        DataError for a position that is not in the epoch or, with counts missing, not settled.
+        """
+        positions = self._checked(positions)
+        lane, offset = self._rounds.locate(positions)
+        place = self._lane_start[lane] + offset
+        if self.shuffle:
+            block = np.searchsorted(self._block_start, place, side="right") - 1
+            start = self._block_start[block]
+            place = start + self._mixers.apply(block, place - start)
+        piece = np.searchsorted(self._piece_start, place, side="right") - 1
+        index = self._piece_first[piece] + (place - self._piece_start[piece])
+        return self._piece_shard[piece], index
+
+    def lane_of(self, positions: Int64s) -> Int64s:
+        """The lane that each global position is taken from."""
+        return self._rounds.locate(self._checked(positions))[0]
+
+    def cursors(self, position: int) -> tuple[int, Int64s, Int64s]:
+        """Where each lane stands when ``position`` samples have been taken: (next lane, block, offset in the block).
+
+        A lane that is used up stands at (number of its blocks, 0). The next lane at the epoch's end is 0.
+        """
+        taken = self._rounds.taken(position)
+        place = self._lane_start[:-1] + taken
+        block = np.searchsorted(self._block_start, place, side="right") - 1
+        done = taken >= self._rounds.lengths
+        block = np.where(done, self._lane_block[1:], block)
+        offset = np.where(done, 0, place - self._block_start[np.minimum(block, len(self._block_start) - 1)])
+        next_lane = 0
+        if position < self.settled:
+            next_lane = int(self._rounds.locate(np.array([position], dtype=np.int64))[0][0])
+        return next_lane, block - self._lane_block[:-1], offset
+
+    def uses_from(self, position: int, lanes: Int64s | None = None) -> Uses:
+        """Which shards are needed from ``position`` on, and when; ``lanes`` limits it to those lanes (a node's own)."""
+        lane = self._block_lane
+        begin = self._block_start - self._lane_start[lane]
+        end = np.append(self._block_start[1:], self._lane_start[-1]) - self._lane_start[lane]
+        begin = np.maximum(begin, self._rounds.taken(position)[lane])
+        wanted = begin < end
+        if lanes is not None:
+            wanted &= np.isin(lane, lanes)
+        block = np.flatnonzero(wanted)
+        lane, begin, end = lane[block], begin[block], end[block]
+        first, last = self._rounds.position(lane, begin), self._rounds.position(lane, end - 1)
+        spread = np.diff(self._block_pieces)[block]
+        piece = np.repeat(self._block_pieces[block] - np.cumsum(spread) + spread, spread) + np.arange(spread.sum())
+        sizes = np.diff(self._piece_start, append=self._lane_start[-1])[piece]
+        full = sizes > 0
+        return _merged(self._piece_shard[piece][full], np.repeat(first, spread)[full], np.repeat(last, spread)[full])
+
+    def shards_from(self, position: int, lanes: Int64s | None = None) -> Iterator[tuple[int, int]]:
+        """(shard, first position) in the order of first use from ``position`` on: what to prefetch next."""
+        uses = self.uses_from(position, lanes)
+        return zip(uses.shard.tolist(), uses.first.tolist(), strict=True)
+
+    def unsettled(self) -> Int64s:
+        """Shards, sorted, whose counts would settle more positions; empty when all are settled."""
+        return np.unique(self._piece_shard[self._missing])
+
+    def _checked(self, positions: Int64s) -> Int64s:
+        positions = np.asarray(positions, dtype=np.int64)
+        if positions.size and not (positions.min() >= 0 and positions.max() < self.settled):
+            worst = positions.max() if positions.max() >= self.settled else positions.min()
+            raise DataError(f"position {worst} is not among the {self.settled} known ones of epoch {self.epoch}")
+        return positions
+
+
+def _epoch_order(plan: LanePlan, seed: int, epoch: int, block_shards: int, shuffle: bool) -> EpochOrder:
+    return EpochOrder(plan, seed=seed, epoch=epoch, block_shards=block_shards, shuffle=shuffle)
+
+
+def _blocks(number: Int64s, limit: int) -> tuple[np.ndarray, Int64s]:
+    """For a piece's number within its lane: whether it opens a block, and that block's number within the lane."""
+    edges, size, highest = [0], 1, int(number.max(initial=0))
+    while edges[-1] <= highest:
+        edges.append(edges[-1] + min(size, limit))
+        size = min(size * 2, limit)
+    block = np.searchsorted(np.array(edges, dtype=np.int64), number, side="right").astype(np.int64) - 1
+    return number == np.array(edges, dtype=np.int64)[block], block
+
+
+def _known(lengths: Int64s, unknown: np.ndarray, lane: Int64s, block: Int64s) -> tuple[Int64s, Int64s]:
+    """Lengths with each lane cut off before its first block that lacks a count, and the pieces those blocks lack."""
+    lacking = np.unique(block[unknown])
+    first = np.full(int(lane[-1]) + 1, block[-1] + 1, dtype=np.int64)
+    np.minimum.at(first, lane[unknown], block[unknown])
+    missing = np.flatnonzero(unknown & np.isin(block, lacking) & (block == first[lane]))
+    return np.where(block < first[lane], lengths, 0), missing
+
+
+def _merged(shard: Int64s, first: Int64s, last: Int64s) -> Uses:
+    """One entry per shard, for shards that are cut into several lanes' pieces."""
+    order = np.lexsort((first, shard))
+    shard, first, last = shard[order], first[order], last[order]
+    heads = np.flatnonzero(np.diff(shard, prepend=-1))
+    if heads.size < shard.size:
+        last = np.maximum.reduceat(last, heads)
+        shard, first = shard[heads], first[heads]
+    order = np.lexsort((shard, first))
+    return Uses(shard[order], first[order], last[order])
