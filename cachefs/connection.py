@@ -1,0 +1,183 @@
+"""One connection of a client to the daemon's control socket: frames, descriptors and raw bytes, synchronously."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import DaemonUnavailable, Denied, ProtocolMismatch
+from .protocol import (
+    VERSIONS,
+    Failed,
+    FrameBuffer,
+    Hello,
+    Payload,
+    Release,
+    Reply,
+    Request,
+    Welcome,
+    decode_reply,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_RECEIVE = 64 * 1024
+_MAX_FDS = 8
+
+
+class Lost(Exception):
+    """The daemon went away: a closed or broken socket. Never reaches a user; a session asks again."""
+
+
+class Connection:
+    """A connected socket, used by one thread at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._frames = FrameBuffer()
+        self.settled = True
+        """Every reply was read to its end, so that another request may be sent; otherwise only ``close`` is left."""
+
+    def send(self, request: Request, *, timeout: float) -> None:
+        """Raises :class:`Lost`, ``DaemonUnavailable`` when the daemon reads nothing for ``timeout`` seconds."""
+        frame = encode(request)
+        self.settled = False
+        self._sock.settimeout(timeout)
+        try:
+            self._sock.sendall(frame)
+        except TimeoutError as e:
+            raise _silent(timeout) from e
+        except OSError as e:
+            raise Lost from e
+        self.settled = isinstance(request, Release)
+
+    def receive(self, *, timeout: float) -> tuple[Reply, list[int]]:
+        """The next reply and the descriptors that came with it, owned by the caller.
+
+        Raises the daemon's error for :class:`Failed`, :class:`Lost`, and ``DaemonUnavailable`` when nothing arrives
+        for ``timeout`` seconds.
+        """
+        fds: list[int] = []
+        try:
+            reply = self._receive(fds, timeout)
+            if isinstance(reply, Failed):
+                raise reply.error()
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return reply, fds
+
+    def _receive(self, fds: list[int], timeout: float) -> Reply:
+        self._sock.settimeout(timeout)
+        while (body := self._frames.next_frame()) is None:
+            try:
+                data, ancillary, _, _ = self._sock.recvmsg(_RECEIVE, _FD_SPACE, _FD_FLAGS)
+            except TimeoutError as e:
+                raise _silent(timeout) from e
+            except OSError as e:
+                raise Lost from e
+            fds += _descriptors(ancillary)
+            if not data:
+                raise Lost
+            self._frames.feed(data)
+        reply = decode_reply(body)
+        self.settled = not isinstance(reply, Payload) and getattr(reply, "last", True)
+        return reply
+
+    def receive_payload(self, target: memoryview, *, timeout: float) -> None:
+        """Fill ``target`` with the raw bytes that follow a :class:`Payload`."""
+        head = self._frames.take_raw(len(target))
+        got = len(head)
+        target[:got] = head
+        self._sock.settimeout(timeout)
+        while got < len(target):
+            try:
+                count = self._sock.recv_into(target[got:])
+            except TimeoutError as e:
+                raise _silent(timeout) from e
+            except OSError as e:
+                raise Lost from e
+            if not count:
+                raise Lost
+            got += count
+        self.settled = True
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * struct.calcsize("i")) if hasattr(socket, "CMSG_SPACE") else 0
+_FD_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+def connect_socket(path: Path, hello: Hello, *, timeout: float) -> tuple[Connection, Welcome]:
+    """Connect and agree on a protocol version.
+
+    Raises :class:`Lost` where nobody listens, :class:`Denied` where the listener
+    belongs to another user (it would be told our credentials), :class:`ProtocolMismatch` where no version is common.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise DaemonUnavailable("this platform has no Unix sockets", url=str(path))
+    deadline = time.monotonic() + timeout
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        try:
+            sock.connect(os.fspath(path))
+        except PermissionError as e:
+            raise Denied("this user may not use the daemon's socket", url=str(path), hint=_OTHER_SOCKET) from e
+        except TimeoutError as e:
+            raise _silent(timeout) from e
+        except OSError as e:
+            raise Lost from e
+        _check_owner(sock, path)
+        connection = Connection(sock)
+        connection.send(hello, timeout=max(0.001, deadline - time.monotonic()))
+        welcome, _ = connection.receive(timeout=max(0.001, deadline - time.monotonic()))
+        if not isinstance(welcome, Welcome) or welcome.version not in VERSIONS:
+            raise ProtocolMismatch("the daemon answers in another protocol", url=str(path), hint="cachefs stop")
+    except BaseException:
+        sock.close()
+        raise
+    return connection, welcome
+
+
+_OTHER_SOCKET = "set NEARFLASH_SOCKET or XDG_RUNTIME_DIR to a place of your own"
+
+
+def _check_owner(sock: socket.socket, path: Path) -> None:
+    """Only this user's or root's daemon may learn our credentials; anybody can make a folder in /tmp."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if uid not in (os.geteuid(), 0):
+        raise Denied(f"the daemon there belongs to another user (uid {uid})", url=str(path), hint=_OTHER_SOCKET)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
+
+
+def _silent(timeout: float) -> DaemonUnavailable:
+    return DaemonUnavailable(f"the daemon has not answered for {timeout:.0f} s", hint="see daemon.log in its cache dir")

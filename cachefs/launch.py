@@ -1,0 +1,169 @@
+"""Starting the daemon from a client: detached, told apart from the job, its failure reported in one line.
+
+The daemon gets no descriptor of ours but the writing end of a pipe, on which it reports once that it serves, that
+another one does, or why it cannot. It forks before it reports, so it is nobody's child and leaves no zombie here.
+Settings travel in environment variables: nothing of the origin, so no secret, is passed at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+
+from .config import Settings
+from .errors import ConfigError, DaemonUnavailable, NearflashError
+from .protocol import Failed
+
+_OWN = frozenset({"origin", "autostart"})
+"""Settings that concern the client alone."""
+_CROWD_WAIT = 5.0
+"""A client waits this long for another one that is starting the daemon before it tries by itself."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What a starting daemon reports: it serves (``pid``), or another process does; ``failed`` otherwise."""
+
+    pid: int = 0
+    failed: Failed | None = None
+
+
+def start_daemon(settings: Settings, *, timeout: float) -> Started:
+    """Start a detached daemon and wait until it serves, or finds that another one does.
+
+    Raises the error that keeps it from starting, or :class:`DaemonUnavailable` after ``timeout`` seconds.
+    """
+    if not sys.executable:
+        raise DaemonUnavailable("this program has no Python to start the daemon with", hint="start it: cachefs daemon")
+    make_runtime_dir(settings.socket.parent)
+    reader, writer = os.pipe()
+    try:
+        command = [sys.executable, "-P", "-m", "cachefs", "daemon", "--report-fd", str(writer)]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(writer,),
+            start_new_session=True,
+            cwd=os.sep,
+            env=daemon_environment(settings, os.environ),
+        )
+        os.close(writer)
+        writer = -1
+        deadline = time.monotonic() + timeout
+        report = _read_report(reader, deadline)
+        _reap(process, max(1.0, deadline - time.monotonic()))
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
+    if report is None:
+        what = f"the daemon did not start within {timeout:.0f} s"
+        raise DaemonUnavailable(what, url=str(settings.cache_dir), hint="try: cachefs daemon --foreground")
+    if report.failed is not None:
+        raise report.failed.error()
+    if not report.pid:
+        what = "the daemon ended before it served"
+        raise DaemonUnavailable(what, url=str(settings.cache_dir), hint="try: cachefs daemon --foreground")
+    return report
+
+
+def _reap(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Collect the process we started; it forks the daemon proper and ends at once, unless something holds it up."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def daemon_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a daemon that shall have these settings, whatever files and folders it starts in."""
+    env = {k: v for k, v in environ.items() if k != "NEARFLASH_CONFIG"}
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        name = f"NEARFLASH_{field.name.upper()}"
+        if field.name in _OWN:
+            env.pop(name, None)
+        elif value is not None:
+            env[name] = str(value)
+    package_home = str(Path(__file__).resolve().parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join(p for p in (package_home, environ.get("PYTHONPATH")) if p)
+    return env
+
+
+def make_runtime_dir(folder: Path) -> None:
+    """Make the socket's folder (0700), or check that it is this user's: another could listen in it in our place."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.stat(follow_symlinks=True)
+    except OSError as e:
+        raise ConfigError(f"cannot be used for the daemon's socket: {e.strerror}", url=str(folder), hint=_PLACE) from e
+    if hasattr(os, "geteuid") and (info.st_uid not in (os.geteuid(), 0) or info.st_mode & 0o022):
+        what = "the folder of the daemon's socket belongs to or can be changed by other users"
+        raise ConfigError(what, url=str(folder), hint=_PLACE)
+
+
+_PLACE = "set NEARFLASH_SOCKET to a path in a folder of your own, mode 0700"
+
+
+@contextlib.contextmanager
+def crowd_lock(settings: Settings) -> Iterator[None]:
+    """Only one client of a node starts the daemon; the others wait here, for a bounded time, and then find it.
+
+    A courtesy that saves starts, not a guard: correctness rests on the daemon's own lock. The kernel drops the lock
+    with its holder.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    make_runtime_dir(settings.socket.parent)
+    with open(f"{settings.socket}.start", "ab") as file:
+        deadline = time.monotonic() + _CROWD_WAIT
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile shares the open file and would keep the lock
+
+
+def _read_report(reader: int, deadline: float) -> Started | None:
+    """What the daemon wrote until it closed the pipe (nothing readable: no pid); ``None`` if not by the deadline."""
+    data = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(reader, selectors.EVENT_READ)
+        while True:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                return None
+            part = os.read(reader, 65536)
+            if not part:
+                break
+            data += part
+    try:
+        return msgspec.json.decode(data, type=Started)
+    except msgspec.DecodeError:
+        return Started()
+
+
+def write_report(fd: int, error: NearflashError | None) -> None:
+    """The daemon's side: report once and close the pipe. A client that is gone already does not matter."""
+    report = Started(os.getpid(), None if error is None else Failed.of(error))
+    with contextlib.suppress(BrokenPipeError):
+        os.write(fd, msgspec.json.encode(report))
+    os.close(fd)

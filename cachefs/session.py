@@ -1,0 +1,151 @@
+"""One process's session with the daemon: a few pooled connections, restarts of the daemon, leases to give back.
+
+Requests are idempotent, so a call whose connection breaks is made again over a new one, after starting the daemon if
+nobody listens any more. Calls of several threads use a connection each.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from . import protocol
+from .config import Settings
+from .connection import Connection, Lost, connect_socket
+from .errors import DaemonUnavailable
+from .launch import crowd_lock, start_daemon
+
+_IDLE_CONNECTIONS = 4
+_ATTEMPTS = 5
+"""Times that one request is tried on fresh connections before the daemon counts as crashing on it."""
+_REPLY_MARGIN = 30.0
+"""Seconds beyond the daemon's own deadline after which it counts as hung."""
+
+T = TypeVar("T")
+
+
+class Session:
+    """Belongs to the process that made it (``pid``); a forked child makes its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.pid = os.getpid()
+        self.ident = secrets.token_hex(16)
+        self._settings = settings
+        self._hello = protocol.Hello(protocol.VERSIONS, self.ident, self.pid, settings.origin)
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._given_back: deque[int] = deque()
+        self._closed = False
+
+    def call(self, request: protocol.Request, *, timeout: float | None = None) -> tuple[protocol.Reply, list[int]]:
+        """One request, one reply. ``timeout`` is how long the daemon may rightly take (default: request_deadline)."""
+        return self.exchange(request, lambda connection, seconds: connection.receive(timeout=seconds), timeout=timeout)
+
+    def exchange(
+        self, request: protocol.Request, receive: Callable[[Connection, float], T], *, timeout: float | None = None
+    ) -> T:
+        """Send a request and let ``receive(connection, seconds)`` read all of its reply; again if the daemon dies."""
+        seconds = (self._settings.request_deadline if timeout is None else timeout) + _REPLY_MARGIN
+        lost: Lost | None = None
+        for _ in range(_ATTEMPTS):
+            connection = self._checkout()
+            try:
+                self._flush(connection)
+                connection.send(request, timeout=seconds)
+                return receive(connection, seconds)
+            except Lost as e:
+                self.drop_connections()
+                lost = e
+            finally:
+                self._checkin(connection)
+        what = f"the daemon went away {_ATTEMPTS} times during one request"
+        raise DaemonUnavailable(what, url=str(self._settings.cache_dir), hint="see its daemon.log") from lost
+
+    def give_back(self, lease: int) -> None:
+        """Note a lease to give back with the next request. Takes no lock: finalizers call it."""
+        self._given_back.append(lease)
+
+    def flush(self) -> None:
+        """Give back noted leases now, if a connection is idle; never starts a daemon and never waits for one."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            return
+        try:
+            self._flush(connection)
+        except Lost:
+            self.drop_connections()  # no daemon, no lease
+        finally:
+            self._checkin(connection)
+
+    def drop_connections(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        """End the session: the daemon takes back its leases."""
+        self._closed = True
+        self.drop_connections()
+
+    def _flush(self, connection: Connection) -> None:
+        leases = []
+        while True:
+            try:
+                leases.append(self._given_back.popleft())
+            except IndexError:
+                break
+        if leases:
+            connection.send(protocol.Release(leases), timeout=_REPLY_MARGIN)
+
+    def _checkout(self) -> Connection:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def _checkin(self, connection: Connection) -> None:
+        with self._lock:
+            if connection.settled and not self._closed and len(self._idle) < _IDLE_CONNECTIONS:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _connect(self) -> Connection:
+        """A new connection; starts the daemon if nobody listens and settings allow it."""
+        deadline = time.monotonic() + self._settings.connect_timeout
+        connection = self._try_connect(deadline)
+        if connection is not None:
+            return connection
+        if not self._settings.autostart:
+            hint = f"start it: cachefs daemon --cache-dir {self._settings.cache_dir}"
+            raise DaemonUnavailable("no daemon answers", url=str(self._settings.socket), hint=hint)
+        pause = 0.01
+        with crowd_lock(self._settings):
+            while time.monotonic() < deadline:
+                connection = self._try_connect(deadline)
+                if connection is not None:
+                    return connection
+                start_daemon(self._settings, timeout=max(0.1, deadline - time.monotonic()))
+                connection = self._try_connect(deadline)
+                if connection is not None:
+                    return connection
+                time.sleep(pause)  # the one that holds the cache directory is about to serve, or to end
+                pause = min(1.0, pause * 2)
+        what = f"no daemon could be reached within {self._settings.connect_timeout:.0f} s"
+        raise DaemonUnavailable(what, url=str(self._settings.socket), hint="see daemon.log in the cache directory")
+
+    def _try_connect(self, deadline: float) -> Connection | None:
+        try:
+            timeout = max(0.1, deadline - time.monotonic())
+            connection, _ = connect_socket(self._settings.socket, self._hello, timeout=timeout)
+        except Lost:
+            return None
+        return connection
