@@ -6,20 +6,28 @@ Local paths never need it.
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from . import protocol
 from .config import Settings
+from .connection import Connection
 from .local import LocalShard, list_folder, read_file, stat_file
-from .objstore.url import ObjectUrl, parse_url
+from .objstore.url import parse_url
+from .protocol import EntryInfo, Evicted
+from .remote import OpenArgs, RemoteShard, fetch_into, unexpected
+from .session import Session
 from .shard import ObjectStat, Shard
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Client", "ObjectStat", "Shard", "connect"]
+__all__ = ["Client", "EntryInfo", "Evicted", "ObjectStat", "Shard", "connect"]
+
+_READ_PIECE = 4 << 20
 
 
 def connect(settings: Settings | None = None, **overrides: Any) -> Client:
@@ -40,6 +48,7 @@ class Client:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._current: Session | None = None
 
     def open(
         self,
@@ -59,7 +68,9 @@ class Client:
         target = parse_url(url)
         if target.is_local:
             return LocalShard(target.key, version=version, size=size)
-        raise NotImplementedError
+        return RemoteShard(
+            self._session, OpenArgs(str(target), version, size, deadline, self.settings.request_deadline)
+        )
 
     def list(self, url: str | os.PathLike[str], *, delimiter: bool = False, cached: bool = False) -> list[ObjectStat]:
         """The objects in the folder ``url`` and below it, in key order; folder markers are left out.
@@ -71,30 +82,87 @@ class Client:
         target = parse_url(url)
         if target.is_local:
             return list_folder(target.key, delimiter=delimiter)
-        raise NotImplementedError
+        return self._session().exchange(protocol.List(str(target), delimiter, cached), _receive_stats)
 
     def stat(self, url: str | os.PathLike[str]) -> ObjectStat:
         """Size, version and cached bytes of one object, as the origin has it now."""
         target = parse_url(url)
         if target.is_local:
             return stat_file(target.key)
-        raise NotImplementedError
+        reply, _ = self._session().call(protocol.Stat(str(target)))
+        if not isinstance(reply, protocol.StatPage) or len(reply.items) != 1:
+            raise unexpected(reply)
+        return reply.items[0]
 
     def read(self, url: str | os.PathLike[str]) -> bytes:
         """A small object whole (an index, a manifest), as it is now, past the cache."""
         target = parse_url(url)
         if target.is_local:
             return read_file(target.key)
-        raise NotImplementedError
+        found = self.stat(url)
+        data = bytearray(found.size)
+        memory = memoryview(data)
+        for start in range(0, found.size, _READ_PIECE):
+            end = min(start + _READ_PIECE, found.size)
+            request = protocol.Fetch(found.url, found.version, found.size, start, end)
+            fetch_into(self._session(), request, memory[start:end])
+        return bytes(data)
 
     def prefetch(self, urls: Iterable[str | ObjectStat]) -> None:
         """Ask for objects ahead of time, in this order; returns at once. Local paths are left alone."""
-        wanted = [_spec(item) for item in urls]
-        if any(not target.is_local for target, _, _ in wanted):
-            raise NotImplementedError
+        wanted = [item for item in map(_item, urls) if item is not None]
+        for start in range(0, len(wanted), protocol.PAGE_ITEMS):
+            self._session().call(protocol.Prefetch(wanted[start : start + protocol.PAGE_ITEMS]))
+
+    def entries(self) -> builtins.list[EntryInfo]:
+        """All objects in the node's cache."""
+        return self._session().exchange(protocol.Entries(), _receive_entries)
+
+    def evict(self, urls: Iterable[str | os.PathLike[str]] | None) -> Evicted:
+        """Drop every version of these URLs (``None``: of everything) that nobody has open. Local files are left alone.
+
+        Returns how many entries and bytes went, and how many stay because they are in use.
+        """
+        if urls is None:
+            return self._evict(protocol.Evict([], everything=True))
+        targets = [str(target) for target in map(parse_url, urls) if not target.is_local]
+        total = Evicted(0, 0, 0)
+        for start in range(0, len(targets), protocol.PAGE_ITEMS):
+            gone = self._evict(protocol.Evict(targets[start : start + protocol.PAGE_ITEMS]))
+            total = Evicted(total.entries + gone.entries, total.bytes + gone.bytes, total.busy + gone.busy)
+        return total
+
+    def stats(self) -> dict[str, float | int | str | None]:
+        """The daemon's counters and gauges, its process, and the cache's use of the disk (bytes)."""
+        reply, _ = self._session().call(protocol.Stats())
+        if not isinstance(reply, protocol.StatsReply):
+            raise unexpected(reply)
+        return reply.values
+
+    def stop_daemon(self) -> None:
+        """Ask the daemon to end; it does so within a few seconds. Open shards stay readable."""
+        self._session().call(protocol.Stop())
 
     def close(self) -> None:
         """Close this process's connections and give back its leases. Idempotent; open shards stay readable."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()
+
+    def _session(self) -> Session:
+        """This process's session; a forked child drops the inherited one without disturbing the parent's."""
+        session = self._current
+        if session is None or session.pid != os.getpid():
+            if session is not None:
+                session.abandon()
+            session = self._current = Session(self.settings)
+        return session
+
+    def _evict(self, request: protocol.Evict) -> Evicted:
+        reply, _ = self._session().call(request)
+        if not isinstance(reply, Evicted):
+            raise unexpected(reply)
+        return reply
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +179,31 @@ class Client:
         return f"<Client of {self.settings.cache_dir}>"
 
 
-def _spec(item: str | ObjectStat) -> tuple[ObjectUrl, str | None, int | None]:
+def _item(item: str | os.PathLike[str] | ObjectStat) -> protocol.Item | None:
     if isinstance(item, ObjectStat):
-        return parse_url(item.url), item.version, item.size
-    return parse_url(item), None, None
+        target, version, size = parse_url(item.url), item.version, item.size
+    else:
+        target, version, size = parse_url(item), None, None
+    return None if target.is_local else protocol.Item(str(target), version, size)
+
+
+def _receive_stats(connection: Connection, seconds: float) -> list[ObjectStat]:
+    items: list[ObjectStat] = []
+    while True:
+        reply, _ = connection.receive(timeout=seconds)
+        if not isinstance(reply, protocol.StatPage):
+            raise unexpected(reply)
+        items += reply.items
+        if reply.last:
+            return items
+
+
+def _receive_entries(connection: Connection, seconds: float) -> list[EntryInfo]:
+    items: list[EntryInfo] = []
+    while True:
+        reply, _ = connection.receive(timeout=seconds)
+        if not isinstance(reply, protocol.EntryPage):
+            raise unexpected(reply)
+        items += reply.items
+        if reply.last:
+            return items

@@ -29,10 +29,13 @@ class LocalShard(Shard):
         self.url = path
         self.size = info.st_size
         self.version = _version(info)
-        self.cached = True
         if (version is not None and version != self.version) or (size is not None and size != self.size):
             self.close()
             raise Changed("the file is no longer the one that was listed", url=path, hint="list it again")
+
+    @property
+    def cached(self) -> bool:
+        return True
 
     def view(self) -> memoryview:
         return private_map(self.fileno(), self.size)

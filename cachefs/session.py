@@ -41,6 +41,14 @@ class Session:
         self._idle: list[Connection] = []
         self._given_back: deque[int] = deque()
         self._closed = False
+        self._warned: set[str] = set()
+
+    def first_warning(self, kind: str) -> bool:
+        """True the first time that this process meets this kind of trouble: one warning, not one per read."""
+        with self._lock:
+            first = kind not in self._warned
+            self._warned.add(kind)
+        return first
 
     def call(self, request: protocol.Request, *, timeout: float | None = None) -> tuple[protocol.Reply, list[int]]:
         """One request, one reply. ``timeout`` is how long the daemon may rightly take (default: request_deadline)."""
@@ -89,6 +97,12 @@ class Session:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close our copies of the parent's sockets. Takes no lock, which the fork may have held."""
+        for connection in self._idle:
+            connection.close()
+        self._idle = []
 
     def close(self) -> None:
         """End the session: the daemon takes back its leases."""

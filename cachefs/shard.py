@@ -44,8 +44,11 @@ class Shard(ABC):
     size: int
     """Bytes."""
     version: str
-    cached: bool
-    """False: the cache could not take the object; bytes pass through to private memory of this process."""
+
+    @property
+    @abstractmethod
+    def cached(self) -> bool:
+        """False: the cache could not take the object; bytes pass through to private memory of this process."""
 
     @abstractmethod
     def view(self) -> memoryview:

@@ -1,0 +1,68 @@
+"""Objects that the cache cannot take: fetched by the daemon, kept in memory of this process alone.
+
+The memory is a file without a name (a memfd on Linux), so views are fresh copy-on-write maps like those of cached
+objects, and it is gone with its last user, however the process ends. Only pieces that were asked for take space.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+
+Fetch = Callable[[int, int, memoryview], None]
+"""``fetch(start, end, target)`` fills ``target`` with bytes ``[start, end)``."""
+
+
+class PassThrough:
+    """``size`` bytes in pieces of ``piece`` bytes, each fetched when first asked for. Thread-safe; survives a fork."""
+
+    def __init__(self, size: int, piece: int, fetch: Fetch) -> None:
+        self._size = size
+        self._piece = piece
+        self._fetch = fetch
+        self._present = bytearray(-(-size // piece))
+        self._guard = (os.getpid(), threading.Lock())
+        self.fd = _nameless_file()
+        os.ftruncate(self.fd, size)
+        self._map = mmap.mmap(self.fd, size) if size else None
+
+    def has(self, start: int, end: int) -> bool:
+        return self._present.find(0, start // self._piece, -(-end // self._piece)) < 0
+
+    def ensure(self, start: int, end: int) -> None:
+        """Fetch what is missing of ``[start, end)``; threads that want the same piece share one fetch."""
+        if self._map is None:
+            return
+        memory = memoryview(self._map)
+        for index in range(start // self._piece, -(-end // self._piece)):
+            with self._lock():
+                if not self._present[index]:
+                    low, high = index * self._piece, min((index + 1) * self._piece, self._size)
+                    self._fetch(low, high, memory[low:high])
+                    self._present[index] = 1
+
+    def close(self) -> None:
+        """Close the file; the memory stays as long as views of it live. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._map = None
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _lock(self) -> threading.Lock:
+        """A lock of this process: one that another thread held during a fork would stay locked for ever here."""
+        if self._guard[0] != os.getpid():
+            self._guard = (os.getpid(), threading.Lock())
+        return self._guard[1]
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("nearflash-pass", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,225 @@
+"""An object of an object store, open through the daemon: read from the cache's file, or passed through."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import protocol
+from .bitmap import BitmapReader
+from .connection import Connection
+from .errors import CacheError, CacheFull, DeadlineExceeded, DiskFault, NearflashError
+from .maps import private_map
+from .passthrough import PassThrough
+from .session import Session
+from .shard import Shard
+
+_WINDOW = 5.0
+"""Seconds that one wait at the daemon lasts at most; then the client looks at progress and asks again."""
+
+log = logging.getLogger("cachefs")
+
+
+@dataclass(frozen=True)
+class OpenArgs:
+    """What was asked for: enough to open again after the daemon or the process has changed."""
+
+    url: str
+    version: str | None
+    size: int | None
+    deadline: float | None
+    stall: float
+    """Seconds without any new chunk after which a wait without ``deadline`` ends."""
+
+
+class Attachment:
+    """A lease on a cache entry with its two files: the data, and the bitmap of what is present."""
+
+    def __init__(self, session: Session, opened: protocol.Opened, data_fd: int, bitmap: BitmapReader) -> None:
+        self.session = session
+        self.lease = opened.lease
+        self.chunk_size = opened.chunk_size
+        self.fd = data_fd
+        self.bits = bitmap
+
+    def has(self, start: int, end: int) -> bool:
+        return self.first_missing(start, end) is None
+
+    def first_missing(self, start: int, end: int) -> int | None:
+        return self.bits.first_missing(start // self.chunk_size, -(-end // self.chunk_size))
+
+    def close(self) -> None:
+        """Close the files; the lease goes back with the session's next request. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+            self.bits.close()
+            if self.session.pid == os.getpid():
+                self.session.give_back(self.lease)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class RemoteShard(Shard):
+    """See :class:`Shard`. Goes on by itself after a restart of the daemon, in a forked child, or without a cache."""
+
+    def __init__(self, session: Callable[[], Session], args: OpenArgs) -> None:
+        self._session = session
+        self._args = args
+        self._replaced: list[Attachment] = []
+        self._closed = False
+        self.url = args.url
+        self._open()
+
+    @property
+    def cached(self) -> bool:
+        return isinstance(self._source, Attachment)
+
+    def view(self) -> memoryview:
+        return private_map(self._ready(0, self.size).fd, self.size)
+
+    def wait(self, start: int, end: int) -> None:
+        self.check_range(start, end)
+        self._ready(start, end)
+
+    def fileno(self) -> int:
+        self._check_open()
+        return self._source.fd
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for source in (self._source, *self._replaced):
+            source.close()
+        session = self._session()
+        if isinstance(self._source, Attachment) and self._source.session is session:
+            session.flush()
+
+    def _ready(self, start: int, end: int) -> Attachment | PassThrough:
+        """The source that holds ``[start, end)``, once it does."""
+        self._check_open()
+        source = self._source
+        if not source.has(start, end):
+            watch = _Watch(self._args, time.monotonic())
+            while not (source := self._source).has(start, end):
+                if isinstance(source, PassThrough):
+                    source.ensure(start, end)
+                elif source.session is not self._session() or source.bits.superseded:
+                    self._open()
+                else:
+                    self._wait_once(source, start, end, watch)
+        return source
+
+    def _wait_once(self, source: Attachment, start: int, end: int, watch: _Watch) -> None:
+        first = source.first_missing(start, end)
+        if first is None:
+            return
+        seconds = watch.window()
+        request = protocol.Wait(source.lease, first, -(-end // source.chunk_size), seconds)
+        try:
+            reply, _ = source.session.call(request, timeout=seconds)
+        except (CacheFull, DiskFault) as e:
+            self._pass_through(e)
+            return
+        if not isinstance(reply, protocol.Waited):
+            raise unexpected(reply)
+        watch.note(reply.present, time.monotonic())
+        if not reply.known or (reply.done and not source.has(start, end)):
+            self._open()
+
+    def _open(self) -> None:
+        """Ask the daemon for the object; what was opened before stays readable until the shard is closed."""
+        session = self._session()
+        args = self._args
+        reply, fds = session.call(protocol.Open(args.url, args.version, args.size), timeout=args.deadline)
+        try:
+            if not isinstance(reply, protocol.Opened):
+                raise unexpected(reply)
+            if not reply.lease:
+                self._settle(reply)
+                self._pass_through(CacheFull(reply.reason, url=args.url))
+                return
+            if len(fds) != 2:
+                raise CacheError(f"the daemon sent {len(fds)} descriptors instead of 2", url=args.url)
+            source = Attachment(session, reply, fds[0], BitmapReader(fds[1]))
+            fds.pop(0)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._settle(reply)
+        self._replace(source)
+
+    def _settle(self, opened: protocol.Opened) -> None:
+        """Bind the shard to the version that was opened first; later openings ask for exactly that one."""
+        self.size = opened.size
+        self.version = opened.version
+        self._piece = opened.chunk_size
+        args = self._args
+        self._args = OpenArgs(args.url, opened.version, opened.size, args.deadline, args.stall)
+
+    def _pass_through(self, reason: NearflashError) -> None:
+        if self._session().first_warning(type(reason).__name__):
+            log.warning("%s is read past the cache: %s", self.url, reason.what)
+        self._replace(PassThrough(self.size, self._piece, self._fetch))
+
+    def _replace(self, source: Attachment | PassThrough) -> None:
+        old = getattr(self, "_source", None)
+        if isinstance(old, Attachment):
+            self._replaced.append(old)  # another thread may be reading from its descriptor
+        self._source: Attachment | PassThrough = source
+
+    def _fetch(self, start: int, end: int, target: memoryview) -> None:
+        fetch_into(self._session(), protocol.Fetch(self.url, self.version, self.size, start, end), target)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NearflashError("the shard is closed", url=self.url)
+
+
+class _Watch:
+    """Decides when a wait has lasted too long: at its deadline, else when nothing new came for the stall time."""
+
+    def __init__(self, args: OpenArgs, now: float) -> None:
+        self._args = args
+        self._present = -1
+        self._ends = now + (args.stall if args.deadline is None else args.deadline)
+        self._now = now
+
+    def window(self) -> float:
+        """How long the next wait may last. Raises ``DeadlineExceeded`` when nothing is left."""
+        left = self._ends - self._now
+        if left <= 0:
+            if self._args.deadline is None:
+                raise DeadlineExceeded(f"nothing arrived for {self._args.stall:.0f} s", url=self._args.url)
+            raise DeadlineExceeded(f"not all there after {self._args.deadline:g} s", url=self._args.url)
+        return min(_WINDOW, left)
+
+    def note(self, present: int, now: float) -> None:
+        """``present`` chunks are there now."""
+        self._now = now
+        if present != self._present:
+            self._present = present
+            if self._args.deadline is None:
+                self._ends = now + self._args.stall
+
+
+def fetch_into(session: Session, request: protocol.Fetch, target: memoryview) -> None:
+    """Fill ``target`` with the bytes that ``request`` names, past the cache."""
+
+    def receive(connection: Connection, seconds: float) -> None:
+        reply, _ = connection.receive(timeout=seconds)
+        if not isinstance(reply, protocol.Payload) or reply.size != len(target):
+            raise unexpected(reply)
+        connection.receive_payload(target, timeout=seconds)
+
+    session.exchange(request, receive)
+
+
+def unexpected(reply: protocol.Reply) -> CacheError:
+    """The error for a reply that does not belong to the request."""
+    return CacheError(f"the daemon answered with {type(reply).__name__}", hint="use one nearflash version for both")
