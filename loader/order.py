@@ -101,9 +101,14 @@ class EpochOrder:
         return _epoch_order, (self.plan, self.seed, self.epoch, self.block_shards, self.shuffle)
 
     @property
+    def complete(self) -> bool:
+        """Whether all positions of the epoch are settled."""
+        return not self._missing.size
+
+    @property
     def total(self) -> int:
-        """Samples in the epoch."""
-        if self._missing.size:
+        """Samples in the epoch. Raises DataError unless :attr:`complete`."""
+        if not self.complete:
             raise DataError(
                 "the epoch's length is not known before every shard's sample count is", hint="index the data set"
             )
@@ -133,8 +138,11 @@ class EpochOrder:
     def cursors(self, position: int) -> tuple[int, Int64s, Int64s]:
         """Where each lane stands when ``position`` samples have been taken: (next lane, block, offset in the block).
 
-        A lane that is used up stands at (number of its blocks, 0). The next lane at the epoch's end is 0.
+        A lane that is used up stands at (number of its blocks, 0). The next lane at the epoch's end is 0. Raises
+        DataError for a position beyond the epoch, or one at which missing counts leave the lanes open.
         """
+        if not 0 <= position <= self.settled or (position == self.settled and not self.complete):
+            raise DataError(f"position {position} is not among the {self.settled} known ones of epoch {self.epoch}")
         taken = self._rounds.taken(position)
         place = self._lane_start[:-1] + taken
         block = np.searchsorted(self._block_start, place, side="right") - 1
