@@ -1,0 +1,108 @@
+"""The flock that makes one process the owner of a cache directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+
+from ..errors import CacheError, ConfigError, DiskFault
+from .fileops import FileOps
+
+LOCK = "lock"
+_READ_ONLY = {errno.EROFS, errno.EACCES}
+
+
+class DirectoryLock:
+    """An exclusive lock on ``<cache_dir>/lock``, held until :meth:`close` or the death of the process.
+
+    The file stays; its content (the owner's pid) is for messages only.
+    """
+
+    def __init__(self, fd: int, ops: FileOps) -> None:
+        self._fd = fd
+        self._ops = ops
+
+    @classmethod
+    def take(cls, cache_dir: Path, ops: FileOps) -> DirectoryLock:
+        """Take the lock without waiting.
+
+        Raises :class:`CacheError` if another process holds it (naming its pid) or if the file is not a lock of ours,
+        :class:`ConfigError` where the system has no ``flock``, ``OSError`` for the rest.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            raise ConfigError("the cache needs flock, which this system lacks", url=str(cache_dir)) from None
+        fd, writable = _open(cache_dir, ops)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise _foreign(cache_dir)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = ops.read(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise CacheError(
+                    f"held by pid {pid}",
+                    url=str(cache_dir),
+                    hint="connect to that daemon, stop it, or choose another cache_dir",
+                ) from None
+            if not re.fullmatch(rb"\s*\d*\s*", ops.read(fd, 4096, 0)):
+                raise _foreign(cache_dir)
+            if writable:
+                with contextlib.suppress(OSError):  # a full disk must not keep what is cached from being read
+                    ops.write(fd, f"{os.getpid()}\n".ljust(16).encode(), 0)
+        except BaseException:
+            ops.close(fd)
+            raise
+        return cls(fd, ops)
+
+    def close(self) -> None:
+        """Release; idempotent."""
+        if self._fd >= 0:
+            self._ops.close(self._fd)
+            self._fd = -1
+
+
+def prepare_directory(cache_dir: Path) -> None:
+    """Make the directory if there is none; raise :class:`CacheError` if it cannot be a cache of this user."""
+    try:
+        os.makedirs(cache_dir, mode=0o700, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise CacheError("is not a directory", url=str(cache_dir), hint="set cache_dir to a directory") from None
+    except OSError as e:
+        raise DiskFault(f"cannot be made: {e.strerror}", url=str(cache_dir), hint="set cache_dir") from e
+    owner = os.stat(cache_dir).st_uid
+    if hasattr(os, "geteuid") and owner != os.geteuid():
+        raise CacheError(
+            f"belongs to user {owner}, not to user {os.geteuid()}",
+            url=str(cache_dir),
+            hint="set cache_dir to a directory of your own",
+        )
+
+
+def _open(cache_dir: Path, ops: FileOps) -> tuple[int, bool]:
+    top = ops.open_dir(str(cache_dir))
+    try:
+        try:
+            return ops.create(LOCK, dir_fd=top), True
+        except FileExistsError:
+            pass
+        except OSError as e:
+            if e.errno not in _READ_ONLY:
+                raise
+        try:
+            return ops.open(LOCK, dir_fd=top, write=True), True
+        except OSError as e:
+            if e.errno not in _READ_ONLY:
+                raise
+            return ops.open(LOCK, dir_fd=top), False
+    finally:
+        ops.close(top)
+
+
+def _foreign(cache_dir: Path) -> CacheError:
+    return CacheError("is not a lock file of this cache", url=str(cache_dir / LOCK), hint="choose another cache_dir")
