@@ -1,0 +1,110 @@
+"""Warm reading with other tools. Runs as a script in their environment; imports nothing of this repository.
+
+    python warm.py JOB ARGUMENTS...     prints {"seconds": ..., "cpu": ..., "work": ...} as its last line
+
+Each job reads one epoch through the tool's usual loader, in batches, shuffled. The clock starts at the second batch,
+so start-up does not count; ``work`` is the samples after the first batch. Data in a tool's own format is made from the
+bench's own files at first use and kept.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+
+def same(batch: Any) -> Any:
+    """A collate function that leaves samples as they are."""
+    return batch
+
+
+def clocked(loader: Iterable[Any], count: Callable[[Any], int]) -> dict[str, float]:
+    """One pass over a loader: seconds, CPU (workers that ended included) and samples, all after the first batch."""
+    iterator = iter(loader)
+    next(iterator)
+    start, cpu = time.perf_counter(), _cpu()
+    work = sum(count(batch) for batch in iterator)
+    return {"seconds": time.perf_counter() - start, "cpu": _cpu() - cpu, "work": work}
+
+
+def _cpu() -> float:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def _once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """``folder``, made by ``make`` unless an earlier call has."""
+    if not folder.exists():
+        unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+        make(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def _rows(raw: str, length: str) -> Any:
+    np = importlib.import_module("numpy")
+    return np.memmap(raw, np.uint16, "r").reshape(-1, int(length))
+
+
+def litdata_tokens(raw: str, length: str, batch: str, workers: str) -> dict[str, float]:
+    """LitData: token chunks through TokensLoader and its own DataLoader."""
+    lit = importlib.import_module("litdata")
+    writer = importlib.import_module("litdata.streaming.writer")
+    torch = importlib.import_module("torch")
+    rows = _rows(raw, length)
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        out = writer.BinaryWriter(str(folder), chunk_bytes=64 << 20, item_loader=lit.TokensLoader())
+        for i, row in enumerate(rows):
+            out[i] = torch.from_numpy(row.copy())
+        out.done()
+        out.merge(1)
+
+    folder = _once(Path(raw).with_suffix(".litdata"), make)
+    data = lit.StreamingDataset(str(folder), shuffle=True, item_loader=lit.TokensLoader(block_size=int(length)))
+    return clocked(lit.StreamingDataLoader(data, batch_size=int(batch), num_workers=int(workers)), len)
+
+
+def streaming_tokens(raw: str, length: str, batch: str, workers: str) -> dict[str, float]:
+    """Mosaic Streaming: MDS with a fixed array column."""
+    streaming = importlib.import_module("streaming")
+    loading = importlib.import_module("torch.utils.data")
+
+    def make(folder: Path) -> None:
+        columns = {"tokens": f"ndarray:uint16:{length}"}
+        with streaming.MDSWriter(out=str(folder), columns=columns, size_limit=64 << 20) as out:
+            for row in _rows(raw, length):
+                out.write({"tokens": row})
+
+    folder = _once(Path(raw).with_suffix(".mds"), make)
+    data = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=int(batch))
+    loader = loading.DataLoader(data, batch_size=int(batch), num_workers=int(workers))
+    return clocked(loader, lambda b: len(b["tokens"]))
+
+
+def webdataset_samples(folder: str, batch: str, workers: str) -> dict[str, float]:
+    """WebDataset: the same tar shards, shuffled in a buffer of 1000 as its documentation shows."""
+    wds = importlib.import_module("webdataset")
+    loading = importlib.import_module("torch.utils.data")
+    shards = sorted(str(p) for p in Path(folder).glob("*.tar"))
+    data = wds.WebDataset(shards, shardshuffle=len(shards)).shuffle(1000)
+    return clocked(loading.DataLoader(data, batch_size=int(batch), num_workers=int(workers), collate_fn=same), len)
+
+
+JOBS = {
+    "litdata_tokens": litdata_tokens,
+    "streaming_tokens": streaming_tokens,
+    "webdataset_samples": webdataset_samples,
+}
+
+
+if __name__ == "__main__":
+    print(json.dumps(JOBS[sys.argv[1]](*sys.argv[2:])))
