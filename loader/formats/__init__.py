@@ -1,0 +1,15 @@
+"""The formats that shards are read in: :class:`WebDataset`, :class:`Mds` and :class:`Tokens`.
+
+``format=`` of :class:`loader.ShardDataset` takes a name (``"webdataset"``, ``"mds"``), one of these objects, or
+nothing: then the bytes decide.
+"""
+
+from __future__ import annotations
+
+from .abc import Format, SampleIndex
+from .detect import detect, resolve
+from .mds import Mds
+from .tokens import Tokens
+from .webdataset import WebDataset
+
+__all__ = ["Format", "Mds", "SampleIndex", "Tokens", "WebDataset", "detect", "resolve"]

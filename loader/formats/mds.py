@@ -1,0 +1,153 @@
+"""MDS shards, the format of mosaicml-streaming, version 2.
+
+A shard is ``n`` (uint32), ``n + 1`` offsets (uint32), a JSON description of the columns, then the samples. A sample is
+the sizes of its variable columns (uint32 each), then the values of all columns in order. See :mod:`.mds_columns` for
+the values. The shard describes itself; the ``index.json`` beside it (read by :mod:`loader.manifest`) only adds the
+counts and names of all shards. Shards compressed with Zstandard as a whole are decompressed to memory first.
+
+On purpose different from mosaicml-streaming: values are views where they can be (no copy, writable), offsets and sizes
+are checked before anything is read, and a column whose encoding is not known is an error only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import FormatError
+
+from ..sample import Sample
+from .abc import Bytes, Format, SampleIndex
+from .mds_columns import Column, make_column
+from .packed import ZSTD, unzstd
+
+_U32 = np.dtype("<u4")
+
+
+@dataclass(slots=True)
+class MdsIndex(SampleIndex):
+    """Sample ``i`` lies at bytes ``offsets[i] .. offsets[i + 1]``. ``encodings`` and ``names`` are per column."""
+
+    offsets: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    _columns: dict[str, Column | str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.offsets.nbytes + 2000
+
+    @property
+    def columns(self) -> dict[str, Column | str]:
+        """Per name the column, or, where it cannot be read, why not."""
+        if self._columns is None:
+            self._columns = {
+                name: _column_or_reason(name, encoding)
+                for name, encoding in zip(self.names, self.encodings, strict=True)
+            }
+        return self._columns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (MdsIndex, (self.offsets, self.names, self.encodings))
+
+
+@dataclass(frozen=True)
+class Mds(Format):
+    """The format has no options."""
+
+    name: ClassVar[str] = "mds"
+
+    def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
+        return unzstd(data, url, limit) if data[: len(ZSTD)].tobytes() == ZSTD else data
+
+    def index(self, data: Bytes, url: str) -> MdsIndex:
+        size = len(data)
+        if size < 8:
+            raise FormatError(f"{size} bytes are too few for an MDS shard", url=url, offset=0)
+        n = int(data[:4].view(_U32)[0])
+        table = 4 + 4 * (n + 1)
+        if table > size:
+            raise FormatError(f"declares {n} samples, for which its {size} bytes are too few", url=url, offset=0)
+        offsets = data[4:table].view(_U32).astype(np.int64)
+        if offsets[0] < table or offsets[-1] > size:
+            raise FormatError(
+                f"the samples should end at byte {offsets[-1]}, the shard has {size}: cut off or damaged",
+                url=url,
+                offset=4,
+            )
+        falling = np.flatnonzero(np.diff(offsets) < 0)
+        if len(falling):
+            i = int(falling[0])
+            raise FormatError(f"the offset of sample {i + 1} lies before that of sample {i}", url=url, offset=8 + 4 * i)
+        names, encodings = _header(data[table : int(offsets[0])].tobytes(), url, table)
+        return MdsIndex(offsets, names, encodings)
+
+    def read(self, source: Bytes, index: MdsIndex, i: int, url: str, fields: frozenset[str] | None = None) -> Sample:
+        begin, end = index.offsets[i : i + 2].tolist()
+        columns = index.columns
+        sizes = _sizes(source, columns, begin, end, url, i)
+        at = end - sum(sizes)
+        sample = Sample()
+        for size, (name, column) in zip(sizes, columns.items(), strict=True):
+            if fields is None or name in fields:
+                if isinstance(column, str):
+                    raise FormatError(column, url=url, offset=at, hint="leave it out with fields=[...]")
+                try:
+                    sample[name] = column.decode(source[at : at + size])
+                except ValueError as e:
+                    raise FormatError(f"column {name!r} of sample {i}: {e}", url=url, offset=at) from e
+            at += size
+        return sample
+
+    def kind(self, index: MdsIndex, name: str) -> str:
+        column = index.columns.get(name)
+        return column.kind if isinstance(column, Column) else ""
+
+
+def _sizes(data: Bytes, columns: dict[str, Column | str], begin: int, end: int, url: str, i: int) -> list[int]:
+    """The size of each column's value, checked to fill the sample exactly."""
+    fixed = [None if isinstance(c, str) else c.size for c in columns.values()]
+    head = 4 * fixed.count(None)
+    if begin + head > end:
+        raise FormatError(f"sample {i} is too short for the sizes of its columns", url=url, offset=begin)
+    variable = iter(data[begin : begin + head].view(_U32).tolist())
+    sizes = [next(variable) if size is None else size for size in fixed]
+    if begin + head + sum(sizes) != end:
+        raise FormatError(
+            f"the columns of sample {i} take {head + sum(sizes)} bytes, the sample has {end - begin}",
+            url=url,
+            offset=begin,
+        )
+    return sizes
+
+
+def _header(raw: bytes, url: str, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    try:
+        header = json.loads(raw)
+        names, encodings, sizes = (header[f"column_{what}"] for what in ("names", "encodings", "sizes"))
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise FormatError(f"the description of the columns is not readable: {e!r}", url=url, offset=offset) from e
+    lists = all(isinstance(part, list) for part in (names, encodings, sizes))
+    if not lists or not all(isinstance(text, str) for text in (*names, *encodings)):
+        raise FormatError("the description of the columns is malformed", url=url, offset=offset)
+    if not (len(names) == len(encodings) == len(sizes)) or len(set(names)) != len(names):
+        raise FormatError("the columns' names, encodings and sizes do not match", url=url, offset=offset)
+    for name, encoding, size in zip(names, encodings, sizes, strict=True):
+        column = _column_or_reason(name, encoding)
+        if isinstance(column, Column) and (column.size or None) != (size or None):
+            raise FormatError(f"column {name!r} ({encoding}) is declared as {size} bytes", url=url, offset=offset)
+    return tuple(names), tuple(encodings)
+
+
+def _column_or_reason(name: str, encoding: str) -> Column | str:
+    try:
+        return make_column(name, encoding)
+    except ValueError as e:
+        return str(e)

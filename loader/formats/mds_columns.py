@@ -1,0 +1,170 @@
+"""The column encodings of MDS, version 2: how one value lies in its bytes.
+
+Learned from the format's documentation and from files that mosaicml-streaming wrote. All numbers are little-endian.
+
+===================  ==========================================================================================
+``bytes``            as they are: a ``uint8`` view
+``str``              UTF-8
+``int``              int64, returned as ``int``
+``uint8 .. float64`` one number, returned as a numpy scalar of that type
+``str_int``, ...     a number written as text (``str_float``, ``str_decimal`` likewise): ``int``, ``float``, ``Decimal``
+``ndarray[:t[:s]]``  an array view; a dtype or shape that the encoding does not fix stands in front of the values
+``json``             the parsed object
+``jpeg``, ``png``    the encoded image: a ``uint8`` view, kind ``jpg`` or ``png`` for decoding
+``pil``              width, height, length of the mode (uint32 each), mode, pixels: a ``uint8`` view, kind ``pil``
+===================  ==========================================================================================
+
+``pkl`` is refused: unpickling runs code that the file chooses.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+
+from .abc import Bytes
+
+Decode = Callable[[Bytes], Any]
+_SCALARS = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    )
+}
+_DTYPE_CODES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
+    64: "uint64",
+    65: "int64",
+    66: "float64",
+}
+_KINDS = {"jpeg": "jpg", "png": "png", "pil": "pil"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, its fixed size in bytes (``None``: each value says), and what ``decode`` makes of a value.
+
+    ``decode`` raises ``ValueError`` for bytes that are no such value. ``kind`` as in :meth:`Format.kind`.
+    """
+
+    name: str
+    size: int | None
+    decode: Decode
+    kind: str = ""
+
+
+def make_column(name: str, encoding: str) -> Column:
+    """The column for an encoding as the shard's header writes it. ``ValueError``: unknown or refused, in words."""
+    base, _, rest = encoding.partition(":")
+    if base in _SCALARS and not rest:
+        dtype = _SCALARS[base]
+        return Column(name, dtype.itemsize, lambda raw: raw.view(dtype)[0])
+    if base == "int" and not rest:
+        return Column(name, 8, lambda raw: int(raw.view("<i8")[0]))
+    if base == "ndarray":
+        return _array_column(name, encoding, rest)
+    if base in _KINDS:
+        return Column(name, None, _identity, _KINDS[base])
+    if encoding in _TEXTS:
+        return Column(name, None, _TEXTS[encoding])
+    if base == "pkl":
+        raise ValueError(
+            f"column {name!r} holds pickles, which are refused: unpickling runs code that the file chooses"
+        )
+    raise ValueError(f"column {name!r} has the encoding {encoding!r}, which is not known")
+
+
+def _array_column(name: str, encoding: str, rest: str) -> Column:
+    dtype_name, _, shape_text = rest.partition(":")
+    if dtype_name and dtype_name not in _SCALARS:
+        raise ValueError(f"column {name!r} has the encoding {encoding!r}, whose dtype is not known")
+    dtype = _SCALARS[dtype_name] if dtype_name else None
+    shape: tuple[int, ...] | None = None
+    if shape_text:
+        parts = shape_text.split(",")
+        if not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
+            raise ValueError(f"column {name!r} has the encoding {encoding!r}, whose shape is malformed")
+        shape = tuple(int(p) for p in parts)
+    size = dtype.itemsize * math.prod(shape) if dtype is not None and shape is not None else None
+
+    def decode(raw: Bytes) -> Any:
+        return _array(raw, dtype, shape)
+
+    return Column(name, size, decode)
+
+
+def _array(raw: Bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> Any:
+    at = 0
+    if dtype is None:
+        if len(raw) < 1 or int(raw[0]) not in _DTYPE_CODES:
+            raise ValueError("the array's dtype code is not known")
+        dtype = _SCALARS[_DTYPE_CODES[int(raw[0])]]
+        at = 1
+    if shape is None:
+        if len(raw) <= at:
+            raise ValueError("the array has no shape")
+        code = int(raw[at])
+        width = 1 << (code & 3)
+        stop = at + 1 + (code >> 2) * width
+        if stop > len(raw):
+            raise ValueError("the array's shape is cut off")
+        shape = tuple(raw[at + 1 : stop].view(f"<u{width}").tolist())
+        at = stop
+    if math.prod(shape) * dtype.itemsize != len(raw) - at or len(shape) > 32:
+        raise ValueError(f"an array of shape {shape} and dtype {dtype} does not have {len(raw) - at} bytes")
+    return raw[at:].view(dtype).reshape(shape)
+
+
+def _identity(raw: Bytes) -> Bytes:
+    return raw
+
+
+def _json(raw: Bytes) -> Any:
+    try:
+        return json.loads(raw.tobytes())
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def _decimal(raw: Bytes) -> Decimal:
+    try:
+        return Decimal(_str(raw))
+    except InvalidOperation:
+        raise ValueError("not a decimal number") from None
+
+
+def _str(raw: Bytes) -> str:
+    return str(raw.data, "utf-8")
+
+
+_TEXTS: dict[str, Decode] = {
+    "bytes": _identity,
+    "str": _str,
+    "json": _json,
+    "str_int": lambda raw: int(_str(raw)),
+    "str_float": lambda raw: float(_str(raw)),
+    "str_decimal": _decimal,
+}

@@ -1,0 +1,76 @@
+"""Compressed shards: the whole shard is decompressed into private memory before it is indexed.
+
+Samples are then views into that memory instead of into the mapped file. The output is bounded while it grows, so a
+damaged or hostile stream cannot take more memory than ``limit`` (or :data:`MOST`).
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from cachefs.errors import FormatError
+
+from .abc import Bytes
+
+GZIP = b"\x1f\x8b\x08"
+ZSTD = b"\x28\xb5\x2f\xfd"
+MOST = 8 << 30
+"""Bytes; the largest shard that is decompressed where its size is not known beforehand."""
+_STEP = 1 << 20
+
+
+def gunzip(data: Bytes, url: str, limit: int | None = None) -> Bytes:
+    """All members of a gzip file, one after the other, their CRCs checked. Zeros behind the last one are padding."""
+    most = MOST if limit is None else limit
+    source = data.data
+    out = bytearray()
+    at = 0
+    while at < len(source):
+        if source[at] == 0 and not any(source[at:]):
+            break
+        stream = zlib.decompressobj(wbits=31)
+        member = at
+        chunk: bytes | memoryview = b""
+        try:
+            while not stream.eof:
+                if not chunk:
+                    chunk = source[at : at + _STEP]
+                    at += len(chunk)
+                part = stream.decompress(chunk, _STEP)
+                if not (part or chunk or stream.eof):
+                    raise FormatError("the gzip stream is cut off", url=url, offset=len(source))
+                out += part
+                chunk = stream.unconsumed_tail
+                _check(len(out), most, url)
+        except zlib.error as e:
+            raise FormatError(f"the gzip member that starts here is damaged: {e}", url=url, offset=member) from e
+        at -= len(stream.unused_data)
+    return np.frombuffer(out, np.uint8)
+
+
+def unzstd(data: Bytes, url: str, limit: int | None = None) -> Bytes:
+    """All frames of a Zstandard file, one after the other."""
+    import zstandard
+
+    most = MOST if limit is None else limit
+    out = bytearray()
+    try:
+        size = zstandard.frame_content_size(data.data[:18])
+        _check(max(size, 0), most, url)
+        with zstandard.ZstdDecompressor().stream_reader(data.data, read_across_frames=True) as stream:
+            while part := stream.read(_STEP):
+                out += part
+                _check(len(out), most, url)
+    except zstandard.ZstdError as e:
+        raise FormatError(f"the Zstandard stream is damaged: {e}", url=url, offset=0) from e
+    if len(out) < size or (limit is not None and len(out) != limit):
+        wanted = limit if limit is not None else size
+        raise FormatError(f"decompresses to {len(out)} bytes, not to {wanted}: cut off or another file", url=url)
+    return np.frombuffer(out, np.uint8)
+
+
+def _check(size: int, most: int, url: str) -> None:
+    if size > most:
+        raise FormatError(f"decompresses to more than {most} bytes", url=url, hint="write smaller shards")

@@ -1,0 +1,187 @@
+"""The headers of a tar archive, walked without touching a payload.
+
+Layouts: ustar and pax (IEEE Std 1003.1, "pax Interchange Format"), the GNU extensions for long names and large sizes
+(GNU tar manual, "Basic Tar Format"), and the older v7 header. Sizes follow Python's ``tarfile``: links, directories
+and devices have no payload whatever their size field says. Sparse members are refused, since their bytes do not lie in
+the archive as they are.
+
+A member that runs past the end of the buffer, half a header and a wrong checksum are errors that name the offset;
+Python's ``tarfile`` ends silently on most of them, which loses samples without a word.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cachefs.errors import FormatError
+
+BLOCK = 512
+_RECORD = 20 * BLOCK
+_ADLER = 65521
+_ZERO = bytes(BLOCK)
+_HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
+"""name, size, checksum, type flag, magic, prefix"""
+_REGULAR = b"0\x007"
+_NO_PAYLOAD = b"123456"
+
+
+@dataclass
+class TarNotes:
+    """What a walk met apart from regular files: filled in while it runs."""
+
+    others: int = 0
+    """Links, directories, devices and entries of unknown kind."""
+    messages: list[str] = field(default_factory=list)
+
+
+def is_tar(head: memoryview) -> bool:
+    """Whether the first block is a tar header with a right checksum."""
+    if len(head) < BLOCK:
+        return False
+    _, size, checksum, _, _, _ = _HEADER.unpack_from(head, 0)
+    try:
+        _number(size)
+        return checksum.strip(b" \0") != b"" and _checksum_holds(head[:BLOCK], checksum)
+    except ValueError:
+        return False
+
+
+def is_blank(head: memoryview) -> bool:
+    """Whether these bytes can be the start of an empty archive: nothing but zeros, at least one block of them."""
+    return len(head) >= BLOCK and not any(head)
+
+
+def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int, int, int]]:
+    """``(name, header offset, payload offset, size)`` of each regular file, in archive order.
+
+    Raises ``FormatError`` where the archive is damaged; a missing end marker alone is only noted.
+    """
+    end = len(view)
+    if end == 0:
+        raise FormatError(
+            "an empty file is no tar archive", url=url, offset=0, hint="even an empty one has an end marker"
+        )
+    offset = 0
+    defaults: dict[str, str] = {}
+    extra: dict[str, str] = {}
+    pending = -1  # offset of an extended header that still waits for its member
+    while True:
+        if end - offset < BLOCK:
+            if pending >= 0:
+                raise FormatError("the tar ends behind an extended header", url=url, offset=pending)
+            if offset < end and any(view[offset:end]):
+                raise FormatError("the tar is cut off within a header", url=url, offset=offset)
+            notes.messages.append("the tar has no end marker; it may have lost whole samples at its end")
+            return
+        name, raw_size, checksum, kind, magic, prefix = _HEADER.unpack_from(view, offset)
+        if not name[0] and view[offset : offset + BLOCK] == _ZERO:
+            if pending >= 0:
+                raise FormatError("the tar ends behind an extended header", url=url, offset=pending)
+            if any(view[offset : min(offset + _RECORD + BLOCK, end)]):
+                notes.messages.append(f"data behind the tar's end marker at byte {offset} is not read (a joined tar?)")
+            return
+        try:
+            sound = _checksum_holds(view[offset : offset + BLOCK], checksum)
+        except ValueError:
+            sound = False
+        if not sound:
+            raise FormatError("no tar header here (wrong checksum)", url=url, offset=offset)
+        try:
+            size = _number(raw_size)
+        except ValueError:
+            raise FormatError("the size in the tar header is not a number", url=url, offset=offset) from None
+        payload = offset + BLOCK
+        if kind in b"xgXLK":
+            if size > end - payload:
+                raise FormatError("the tar is cut off within an extended header", url=url, offset=offset)
+            body = bytes(view[payload : payload + size])
+            if kind == b"L":
+                extra["path"] = _text(body.split(b"\0", 1)[0])
+            elif kind != b"K":
+                (defaults if kind == b"g" else extra).update(_pax_records(body, url, payload))
+            if kind != b"g":
+                pending = offset
+            offset = payload + _padded(size)
+            continue
+        path = extra.get("path") or defaults.get("path") or _name(name, prefix, magic)
+        size_text = extra.get("size") or defaults.get("size")
+        if size_text is not None:
+            if not (size_text.isascii() and size_text.isdigit() and len(size_text) <= 20):
+                raise FormatError(f"the size of member {path!r} is not a number", url=url, offset=offset)
+            size = int(size_text)
+        if kind == b"S" or any(key.startswith("GNU.sparse") for key in extra):
+            raise FormatError(f"member {path!r} is sparse, which cannot be read in place", url=url, offset=offset)
+        extra = {}
+        pending = -1
+        if kind in _NO_PAYLOAD or (kind == b"\0" and path.endswith("/")):
+            notes.others += 1
+            offset = payload
+            continue
+        if size > end - payload:
+            raise FormatError(
+                f"the tar is cut off: member {path!r} needs {size} bytes, {max(end - payload, 0)} are there",
+                url=url,
+                offset=offset,
+            )
+        if kind in _REGULAR:
+            yield path, offset, payload, size
+        else:
+            notes.others += 1
+        offset = payload + _padded(size)
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _checksum_holds(block: memoryview, stored: bytes) -> bool:
+    """Whether the header's bytes, its checksum field read as spaces, add up to the checksum. ValueError: no number.
+
+    The lower half of Adler-32 is that sum plus one, modulo 65521, at C speed. Some old writers summed signed bytes.
+    """
+    wanted = _number(stored) + sum(stored) - 8 * 0x20
+    if (zlib.adler32(block) & 0xFFFF) == (wanted + 1) % _ADLER:
+        return True
+    return sum(block.cast("b")) == _number(stored) + sum(memoryview(stored).cast("b")) - 8 * 0x20
+
+
+def _number(raw: bytes) -> int:
+    """A header's number: octal digits, or base 256 with the top bit set. ValueError for anything else."""
+    if raw[0] == 0x80:
+        return int.from_bytes(raw[1:], "big")
+    digits = raw.split(b"\0", 1)[0].strip()
+    if not digits:
+        return 0
+    if not digits.isdigit():
+        raise ValueError(raw)
+    return int(digits, 8)
+
+
+def _name(name: bytes, prefix: bytes, magic: bytes) -> str:
+    path = name.split(b"\0", 1)[0]
+    if magic == b"ustar\0" and prefix[0]:  # GNU's own header keeps time stamps there
+        path = prefix.split(b"\0", 1)[0] + b"/" + path
+    return _text(path)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _pax_records(body: bytes, url: str, offset: int) -> dict[str, str]:
+    """The records ``"<length> <key>=<value>\\n"`` of one extended header."""
+    records: dict[str, str] = {}
+    at = 0
+    while at < len(body) and body[at]:
+        space = body.find(b" ", at, at + 20)
+        digits = body[at:space] if space > 0 else b""
+        stop = at + int(digits) if digits.isdigit() else 0
+        equals = body.find(b"=", space + 1, stop) if stop else -1
+        if equals < 0 or stop > len(body) or body[stop - 1] != 0x0A:
+            raise FormatError("a record of the pax header is malformed", url=url, offset=offset + at)
+        records[_text(body[space + 1 : equals])] = _text(body[equals + 1 : stop - 1])
+        at = stop
+    return records

@@ -1,0 +1,137 @@
+"""Headerless token files: one array of token ids and nothing else (nanoGPT's ``train.bin``, OLMo's ``.npy``).
+
+Such a file does not say what it holds, so dtype and length are always the user's to give; nothing is guessed from the
+bytes or the name. Sample ``i`` is ``tokens[i * stride : i * stride + length]``; with ``labels`` one token more is
+needed, and the labels are the same run moved by one. Tokens after the last whole sample are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import ConfigError, FormatError
+
+from ..sample import Sample
+from .abc import Bytes, Format, SampleIndex
+
+Tokens2D: TypeAlias = npt.NDArray[Any]
+_HEADERS = {
+    b"\x93NUMPY": "a NumPy header",
+    b"\x88\xd8\x34\x01\x01\x00\x00\x00": "the header of an llm.c token file",
+    b"MMIDIDX\x00\x00": "the header of a Megatron index",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowIndex(SampleIndex):
+    """How many samples fit; their places follow from the options."""
+
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @property
+    def nbytes(self) -> int:
+        return 64
+
+
+@dataclass(frozen=True)
+class Tokens(Format):
+    """Headerless files of token ids.
+
+    ``length``: tokens in a sample. ``stride``: tokens from one sample's start to the next (default ``length``: no
+    overlap). ``dtype``: of the ids in the file, little-endian. ``labels``: add the field ``labels``, the tokens moved
+    by one, as a next-token objective wants it. ``out``: ``"int64"`` (or another dtype that holds every id) makes each
+    sample a new array of that type; ``None`` leaves ``tokens`` a view into the mapped file.
+
+    Raises ``ConfigError`` for options that make no sense, for example an ``out`` in which ids could wrap around.
+    """
+
+    name: ClassVar[str] = "tokens"
+    length: int
+    stride: int | None = None
+    dtype: str = "uint16"
+    labels: bool = False
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("length", "stride"):
+            value = getattr(self, option)
+            if value is None and option == "stride":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"Tokens({option}={value!r}) is not a positive number of tokens")
+        stored = _dtype("dtype", self.dtype)
+        if self.out is not None and not np.can_cast(stored, _dtype("out", self.out), "safe"):
+            raise ConfigError(f"Tokens(out={self.out!r}) cannot hold every id of dtype {self.dtype!r}")
+
+    @property
+    def step(self) -> int:
+        """Tokens from one sample's start to the next."""
+        return self.length if self.stride is None else self.stride
+
+    @property
+    def window(self) -> int:
+        """Tokens that one sample needs from the file."""
+        return self.length + int(self.labels)
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        return _dtype("dtype", self.dtype)
+
+    @property
+    def delivered(self) -> np.dtype[Any]:
+        """The dtype of a sample's arrays."""
+        return self.stored if self.out is None else np.dtype(self.out)
+
+    def count(self, size: int, url: str) -> int:
+        item = self.stored.itemsize
+        if size % item:
+            raise FormatError(f"its {size} bytes are no whole number of {self.dtype} tokens", url=url)
+        tokens = size // item
+        return 0 if tokens < self.window else (tokens - self.window) // self.step + 1
+
+    def index(self, data: Bytes, url: str) -> RowIndex:
+        for magic, what in _HEADERS.items():
+            if data[: len(magic)].tobytes() == magic:
+                raise FormatError(f"begins with {what}; formats.Tokens reads headerless files", url=url, offset=0)
+        return RowIndex(self.count(len(data), url))
+
+    def source(self, data: Bytes, index: RowIndex) -> Tokens2D:
+        """All samples as one view of shape ``(samples, window)``; its rows overlap where the stride is short."""
+        whole = len(data) // self.stored.itemsize * self.stored.itemsize
+        tokens = data[:whole].view(self.stored)
+        strides = (self.step * tokens.itemsize, tokens.itemsize)
+        return np.lib.stride_tricks.as_strided(tokens, shape=(index.rows, self.window), strides=strides)
+
+    def read(self, source: Tokens2D, index: RowIndex, i: int, url: str, fields: frozenset[str] | None = None) -> Sample:
+        row = source[i]
+        sample = Sample()
+        if fields is None or "tokens" in fields:
+            sample["tokens"] = self._deliver(row[: self.length])
+        if self.labels and (fields is None or "labels" in fields):
+            sample["labels"] = self._deliver(row[1:])
+        return sample
+
+    def gather(self, source: Tokens2D, which: npt.NDArray[np.int64], out: Tokens2D) -> None:
+        """Copy the samples ``which`` into the rows of ``out``: shape ``(len(which), window)``, dtype as stored."""
+        # mode="wrap" copies straight into `out` (the default works in a buffer first); `which` is in range already.
+        np.take(source, which, axis=0, out=out, mode="wrap")
+
+    def _deliver(self, tokens: Tokens2D) -> Tokens2D:
+        return tokens if self.out is None else tokens.astype(self.delivered)
+
+
+def _dtype(option: str, name: str) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        raise ConfigError(f"Tokens({option}={name!r}) is no dtype", hint='for example "uint16"') from None
+    if dtype.kind not in "ui":
+        raise ConfigError(f"Tokens({option}={name!r}) is no integer dtype", hint='for example "uint16"')
+    return dtype.newbyteorder("<") if option == "dtype" else dtype

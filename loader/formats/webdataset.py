@@ -1,0 +1,132 @@
+"""WebDataset: tar archives in which neighbouring members with the same key make one sample.
+
+The rules are those of webdataset 1.0 (its ``tariterators``), so a data set reads here as it does there:
+
+* Key and field split at the first dot of the member's base name; dots in directory names never count. ``a/b.seg.png``
+  is the field ``seg.png`` of the sample ``a/b``. (``split="last"`` splits at the last dot instead.)
+* Field names are lower-cased; keys are not. A leading ``./`` stays in the key.
+* Neighbouring members with one key are one sample; the same key again further on is another sample.
+* Directories, links and devices are passed over, and so are names whose first part is ``__...__``.
+
+On purpose different:
+
+* A member with no key (``README``, ``.hidden``) is skipped and counted, as there, but the count can be read.
+* A member that repeats a field makes its own sample unreadable, with an error that names it, and no other one.
+* A cut-off or overwritten archive is an error, never a silent end. Only the end marker may be missing, with a warning.
+* The sample's key is under ``__key__``, a ``str``; there is no ``__url__`` and no ``__local_path__``.
+
+Values are views into the archive. A gzip-compressed archive is decompressed whole first.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cachefs.errors import ConfigError, FormatError
+
+from ..sample import Sample
+from .abc import Bytes, Damage, Format, SampleIndex
+from .packed import GZIP, gunzip
+from .tar import TarNotes, walk
+
+_META = re.compile(r"__[^/]*__(?:$|/)")
+_KEY = "__key__"
+
+
+@dataclass(slots=True)
+class TarIndex(SampleIndex):
+    """Per member: payload offset, size, field number; per sample: its first member and its key."""
+
+    starts: array[int]
+    sizes: array[int]
+    names: array[int]
+    first: array[int]
+    key_ends: array[int]
+    keys: bytes
+    fields: tuple[str, ...]
+    damaged: dict[int, Damage]
+    skipped: int
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.starts, self.sizes, self.names, self.first, self.key_ends)
+        return sum(a.itemsize * len(a) for a in arrays) + len(self.keys) + 200 * len(self.damaged) + 1000
+
+    def key(self, i: int) -> str:
+        return self.keys[self.key_ends[i] : self.key_ends[i + 1]].decode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class WebDataset(Format):
+    """Options of the format; ``split`` is ``"first"`` or ``"last"``: the dot at which a base name ends its key."""
+
+    name: ClassVar[str] = "webdataset"
+    split: Literal["first", "last"] = "first"
+
+    def __post_init__(self) -> None:
+        if self.split not in ("first", "last"):
+            raise ConfigError(f"split={self.split!r} is neither 'first' nor 'last'")
+
+    def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
+        return gunzip(data, url, limit) if data[: len(GZIP)].tobytes() == GZIP else data
+
+    def index(self, data: Bytes, url: str) -> TarIndex:
+        starts, sizes, names = array("q"), array("q"), array("i")
+        first, key_ends = array("q"), array("q", [0])
+        keys = bytearray()
+        numbers: dict[str, int] = {}
+        damaged: dict[int, Damage] = {}
+        skipped = 0
+        current: str | None = None
+        seen: set[str] = set()
+        find_dot = str.rfind if self.split == "last" else str.find
+        notes = TarNotes()
+        for path, header, start, size in walk(data.data, url, notes):
+            dot = find_dot(path, ".", path.rfind("/") + 1)
+            if dot <= 0 or (path.startswith("__") and _META.match(path)):
+                skipped += 1
+                continue
+            key, name = path[:dot], path[dot + 1 :].lower()
+            if key != current:
+                current = key
+                seen = {_KEY}
+                first.append(len(starts))
+                keys += key.encode("utf-8", "surrogateescape")
+                key_ends.append(len(keys))
+            if name in seen:
+                damaged.setdefault(len(first) - 1, Damage(f"member {path!r} repeats a field of its sample", header))
+                continue
+            seen.add(name)
+            starts.append(start)
+            sizes.append(size)
+            names.append(numbers.setdefault(name, len(numbers)))
+        first.append(len(starts))
+        return TarIndex(
+            starts, sizes, names, first, key_ends, bytes(keys), tuple(numbers), damaged, skipped, tuple(notes.messages)
+        )
+
+    def read(self, source: Bytes, index: TarIndex, i: int, url: str, fields: frozenset[str] | None = None) -> Sample:
+        if index.damaged and i in index.damaged:
+            raise index.damaged[i].error(FormatError, url)
+        sample = Sample()
+        sample[_KEY] = index.key(i)
+        starts, sizes, names, table = index.starts, index.sizes, index.names, index.fields
+        for m in range(index.first[i], index.first[i + 1]):
+            name = table[names[m]]
+            if fields is None or name in fields:
+                start = starts[m]
+                sample[name] = source[start : start + sizes[m]]
+        return sample
+
+    def kind(self, index: TarIndex, name: str) -> str:
+        return "" if name == _KEY else name.rpartition(".")[2]
+
+    def canonical(self, name: str) -> str:
+        return name.lower()

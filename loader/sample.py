@@ -1,0 +1,54 @@
+"""What the loader hands out: :class:`Sample` and :class:`Batch`, and the :class:`Stamp` that says where they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from cachefs.errors import MissingField
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Where one rank's part of one global batch stands in the order.
+
+    All samples of that part share one stamp. ``end`` is the global position behind the batch: a run that has used the
+    batch goes on there. ``size`` is the number of samples in this rank's part.
+    """
+
+    epoch: int
+    end: int
+    size: int
+
+
+class _Stamped(dict[str, Any]):
+    __slots__ = ("stamp",)
+    stamp: Stamp | None
+    _thing: ClassVar[str]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stamp = None
+
+    def __missing__(self, key: str) -> Any:
+        present = ", ".join(sorted(map(str, self))) or "none"
+        raise MissingField(f"no field {key!r} in the {self._thing}", hint=f"fields present: {present}")
+
+
+class Sample(_Stamped):
+    """One training example: field name -> value.
+
+    A plain ``dict`` otherwise, except that asking for an absent field raises :class:`MissingField` with the list of
+    those present. Values read without decoding are 1-D ``uint8`` numpy views into the mapped shard: private, writable
+    memory that lives as long as the view does.
+    """
+
+    __slots__ = ()
+    _thing = "sample"
+
+
+class Batch(_Stamped):
+    """Several samples, field by field: a stacked tensor where shapes agree, else a list in sample order."""
+
+    __slots__ = ()
+    _thing = "batch"
