@@ -103,6 +103,9 @@ def _same_run(e: Evidence) -> Iterator[Check]:
 
 
 def _whole_data(e: Evidence) -> Iterator[Check]:
+    total, least = sum(e.shards.values()), e.plan.least_bytes
+    sizes = f"{len(e.shards)} shards, {total / 1e6:.1f} MB"
+    yield Check(f"three data sets of real text, {least / 1e6:.0f} MB or more", total >= least, sizes)
     for k, name in enumerate(FORMATS):
         seen = [[i for rank in e.reference for s in rank if s.epoch == n for i in s.ids[k]] for n in range(EPOCHS)]
         whole = all(len(ids) == e.plan.samples == len(set(ids)) for ids in seen)

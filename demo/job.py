@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cachefs.errors import NearflashError
 
-from .plan import RANKS, Plan
+from .plan import EPOCHS, RANKS, Plan
 from .processes import Mark
 from .record import Step, StepReader
 
@@ -45,7 +45,7 @@ class Run:
             *("--nproc-per-node", str(RANKS), "-m", "demo.train"),
             *("--data", self.data, "--checkpoints", self.checkpoints, "--records", str(self.records)),
             *("--length", str(self.plan.length), "--batch-size", str(self.plan.batch_size)),
-            *("--crop", str(self.plan.crop), "--save-every", str(self.plan.save_every)),
+            *("--crop", str(self.plan.crop), "--save-every", str(self.plan.save_every), "--epochs", str(EPOCHS)),
         ]
 
 

@@ -24,7 +24,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(rows, length, width)))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        mixed = self.mlp(self.norm2(x))
+        return torch.add(x, self.dropout(mixed))
 
 
 class ByteTransformer(nn.Module):

@@ -35,7 +35,7 @@ class Curves:
 
 def draw(curves: Curves, path: Path) -> None:
     """Write the picture as PNG."""
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 150}
+    style: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 150}
     with plt.rc_context(style):
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(11.5, 4.8), width_ratios=(2.4, 1), layout="constrained", facecolor="white"

@@ -36,7 +36,8 @@ class Mark:
 
     def _carried_by(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get(self.name) == self.value and process.status() != psutil.STATUS_ZOMBIE
+            carries = process.environ().get(self.name) == self.value
+            return bool(carries and process.status() != psutil.STATUS_ZOMBIE)
         except (psutil.NoSuchProcess, psutil.AccessDenied):  # gone meanwhile, or somebody else's: not ours either way
             return False
 

@@ -113,6 +113,7 @@ WRONG: dict[str, tuple[Callable[[Evidence], Evidence], set[str]]] = {
     "an acknowledged step was lost": (lambda e: replace(e, saved_before=5), {"last acknowledged"}),
     "a checkpoint is damaged": (lambda e: replace(e, damaged=["step 12"]), {"verifies"}),
     "the last checkpoint is missing": (lambda e: replace(e, verified=[12]), {"verifies"}),
+    "there is too little text": (lambda e: replace(e, plan=replace(e.plan, least_bytes=601)), {"real text"}),
     "a process is left": (lambda e: replace(e, left=1), {"left behind"}),
 }
 
