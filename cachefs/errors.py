@@ -94,6 +94,10 @@ class Corrupt(StoreError):
     """Bytes whose length, range or digest is not what it must be."""
 
 
+class ClockSkewed(StoreError):
+    """The store refuses requests because this machine's clock and its own are too far apart."""
+
+
 # --- cache ----------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +150,10 @@ class StateError(DataError, ValueError):
 
 class EmptyDataset(DataError, ValueError):
     """No sample, or not enough for one batch."""
+
+
+class CountsUnknown(DataError, TypeError):
+    """Needs the sample counts of shards that have not been indexed yet; ``len()`` treats it as "no length"."""
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

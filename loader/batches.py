@@ -98,17 +98,23 @@ def rank_positions(
     ``world`` runs, of which the rank gets the ``rank``-th. With ``pad=True`` the last batch is filled up by positions
     from ``order.total`` on: such a position p is a repeat of the sample at ``p % order.total``.
 
-    Raises DataError for a batch that is not in the epoch.
+    Raises DataError for a batch that is not in the epoch, CountsUnknown for one that missing counts leave open.
     """
-    total = order.total
+    if not 0 <= rank < world:
+        raise ConfigError(f"rank {rank} is not one of {world} ranks")
     first = start + batch_index * global_batch
-    if batch_index < 0 or first >= total:
-        raise DataError(f"batch {batch_index} is not in epoch {order.epoch}, which has {total} samples")
-    size = global_batch if pad else min(global_batch, total - first)
+    size = global_batch
+    if first + size > order.settled:
+        left = order.total - first
+        if left <= 0:
+            raise DataError(f"batch {batch_index} is not in epoch {order.epoch}, which has {order.total} samples")
+        size = size if pad else min(size, left)
     low, high = rank * size // world, (rank + 1) * size // world
     if node_of_lane is None:
         return np.arange(first + low, first + high, dtype=np.int64)
     positions = np.arange(first, first + size, dtype=np.int64)
-    node = node_of_lane[order.lane_of(positions % total)]
+    wrapped = positions % order.settled if first + size > order.settled else positions
+    # 16-bit keys make numpy's stable sort a radix sort
+    node = node_of_lane.astype(np.int16 if len(node_of_lane) < 2**15 else np.int64)[order.lane_of(wrapped)]
     out: Int64s = positions[np.argsort(node, kind="stable")[low:high]]
     return out

@@ -90,7 +90,7 @@ class Orders:
 
     @property
     def total(self) -> int:
-        """Samples in an epoch, the same in each. Raises DataError while counts are missing."""
+        """Samples in an epoch, the same in each. Raises CountsUnknown while counts are missing."""
         return self(0 if self._last is None else self._last.epoch).total
 
     def with_counts(self, counts: Int64s) -> Orders:

@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.errors import ConfigError, DataError
+from cachefs.errors import ConfigError, CountsUnknown, DataError
 
 from .lanes import LanePlan
-from .permute import Int64s, Permutations, derive, derive_array, seed_key
+from .permute import Bools, Int64s, Permutations, derive, derive_array, seed_key
 from .rounds import Rounds
 
 DEFAULT_BLOCK_SHARDS: Final = 8
@@ -45,7 +45,8 @@ class EpochOrder:
     """The order of one epoch: ``total`` positions, each one sample. Immutable; picklable; O(shards + lanes) memory.
 
     Where a plan lacks counts (``plan.complete`` is false) only the first ``settled`` positions are known, and they are
-    the same as with all counts; ``total`` then raises DataError and :meth:`unsettled` names the shards to count next.
+    the same as with all counts; ``total`` then raises CountsUnknown and :meth:`unsettled` names the shards to count
+    next.
     """
 
     def __init__(self, plan: LanePlan, *, seed: int, epoch: int, block_shards: int, shuffle: bool) -> None:
@@ -107,10 +108,11 @@ class EpochOrder:
 
     @property
     def total(self) -> int:
-        """Samples in the epoch. Raises DataError unless :attr:`complete`."""
+        """Samples in the epoch. Raises CountsUnknown unless :attr:`complete`."""
         if not self.complete:
-            raise DataError(
-                "the epoch's length is not known before every shard's sample count is", hint="index the data set"
+            raise CountsUnknown(
+                f"{(self.plan.stop < 0).sum()} shards have not been counted, so the epoch's length is not known",
+                hint="index the data set",
             )
         return self.settled
 
@@ -193,7 +195,7 @@ def _epoch_order(plan: LanePlan, seed: int, epoch: int, block_shards: int, shuff
     return EpochOrder(plan, seed=seed, epoch=epoch, block_shards=block_shards, shuffle=shuffle)
 
 
-def _blocks(number: Int64s, limit: int) -> tuple[np.ndarray, Int64s]:
+def _blocks(number: Int64s, limit: int) -> tuple[Bools, Int64s]:
     """For a piece's number within its lane: whether it opens a block, and that block's number within the lane."""
     edges, size, highest = [0], 1, int(number.max(initial=0))
     while edges[-1] <= highest:
@@ -203,12 +205,11 @@ def _blocks(number: Int64s, limit: int) -> tuple[np.ndarray, Int64s]:
     return number == np.array(edges, dtype=np.int64)[block], block
 
 
-def _known(lengths: Int64s, unknown: np.ndarray, lane: Int64s, block: Int64s) -> tuple[Int64s, Int64s]:
+def _known(lengths: Int64s, unknown: Bools, lane: Int64s, block: Int64s) -> tuple[Int64s, Int64s]:
     """Lengths with each lane cut off before its first block that lacks a count, and the pieces those blocks lack."""
-    lacking = np.unique(block[unknown])
     first = np.full(int(lane[-1]) + 1, block[-1] + 1, dtype=np.int64)
     np.minimum.at(first, lane[unknown], block[unknown])
-    missing = np.flatnonzero(unknown & np.isin(block, lacking) & (block == first[lane]))
+    missing = np.flatnonzero(unknown & (block == first[lane]))
     return np.where(block < first[lane], lengths, 0), missing
 
 

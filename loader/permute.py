@@ -23,6 +23,7 @@ import numpy.typing as npt
 from cachefs.errors import ConfigError
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 UInt64s: TypeAlias = npt.NDArray[np.uint64]
 
 _MASK: Final = 2**64 - 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .permute import Int64s
+from .permute import Bools, Int64s
 
 
 class Rounds:
@@ -96,7 +96,7 @@ class _WaveletMatrix:
         return out
 
     @staticmethod
-    def _down(zeros: Int64s, low: Int64s, high: Int64s, one: np.ndarray) -> tuple[Int64s, Int64s]:
+    def _down(zeros: Int64s, low: Int64s, high: Int64s, one: Bools) -> tuple[Int64s, Int64s]:
         """The range's image in the next level: entries with a zero bit come first there, then those with a one."""
         all_zeros = zeros[-1]
         return (

@@ -44,7 +44,7 @@ class LoaderState:
     def at(self, orders: OrderOf, epoch: int, position: int) -> LoaderState:
         """This run's state after ``position`` samples of ``epoch``.
 
-        Raises DataError if counts are missing that settle which lane is next.
+        Raises DataError where missing counts leave open which lane is next.
         """
         order = orders(epoch)
         if order.complete and position >= order.total:
