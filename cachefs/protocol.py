@@ -136,13 +136,14 @@ class Welcome(msgspec.Struct, frozen=True, tag_field="t", tag="welcome"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag_field="t", tag="opened"):
-    """``lease`` 0, no descriptors and a ``reason`` when the cache cannot take the object."""
+    """``lease`` 0, no descriptors, and a ``reason`` of error class ``kind`` when the cache cannot take the object."""
 
     size: int
     version: str
     chunk_size: int
     lease: int = 0
     reason: str = ""
+    kind: str = ""
 
 
 class Waited(msgspec.Struct, frozen=True, tag_field="t", tag="waited"):

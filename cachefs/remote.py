@@ -142,7 +142,7 @@ class RemoteShard(Shard):
                 raise unexpected(reply)
             if not reply.lease:
                 self._settle(reply)
-                self._pass_through(CacheFull(reply.reason, url=args.url))
+                self._pass_through(protocol.Failed(reply.kind, reply.reason, args.url).error())
                 return
             if len(fds) != 2:
                 raise CacheError(f"the daemon sent {len(fds)} descriptors instead of 2", url=args.url)

@@ -1,0 +1,250 @@
+"""What the daemon does, without sockets: open, wait, read past the cache, list, evict. Tests drive it directly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..clock import Clock
+from ..config import Origin, Settings
+from ..errors import CacheError, CacheFull, Changed, ConfigError, DiskFault
+from ..flash import Entry, EntryInfo, EntryKey
+from ..metrics import Metrics
+from ..objstore.abc import ObjectMeta
+from ..objstore.url import ObjectUrl, parse_url
+from ..shard import ObjectStat
+from .chunkqueue import Tier
+from .disk import Disk, Held
+from .fetch import Fetcher, Superseded
+from .log import Log
+from .origins import Opener, Origins, Source, endpoint_name
+from .transfers import Transfers
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MOST_FETCH = 64 << 20
+"""Bytes that one read past the cache may ask for."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """An object that was opened: from the cache (``held``), or past it for ``reason``."""
+
+    source: Source
+    held: Held | None = None
+    reason: CacheFull | DiskFault | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of a wait: whether the chunks are there, how many of the entry are, and whether to open the object again."""
+
+    done: bool
+    present: int
+    superseded: bool = False
+
+
+@dataclass(frozen=True)
+class EvictResult:
+    """Entries dropped, the bytes that came free at once, and entries that stay because they are in use."""
+
+    entries: int = 0
+    freed: int = 0
+    busy: int = 0
+
+
+class Engine:
+    """One node's cache at work. Belongs to one event loop."""
+
+    def __init__(
+        self, settings: Settings, disk: Disk, opener: Opener, *, metrics: Metrics, clock: Clock, log: Log
+    ) -> None:
+        self._settings = settings
+        self._disk = disk
+        self._metrics = metrics
+        self._log = log
+        self._transfers = Transfers(settings.transfer_bytes, metrics)
+        self._origins = Origins(opener, self._transfers, settings.origin_parallel, clock)
+        self.fetcher = Fetcher(disk, self._transfers, metrics, log, clock, settings.request_deadline)
+        self._bypassing: type[CacheError] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being fetched."""
+        return self._transfers.busy or self.fetcher.busy
+
+    @property
+    def piece(self) -> int:
+        """Bytes in which objects are read that the cache cannot take."""
+        return min(self._settings.chunk_size, MOST_FETCH)
+
+    async def open(
+        self, url: str, origin: Origin, version: str | None, size: int | None, *, tier: Tier = Tier.OPENED
+    ) -> Opening:
+        """Open one object and start filling its entry. The caller owns what is held: the lease and the descriptors.
+
+        Raises the origin's errors, among them ``Changed`` for a ``version`` that is no more.
+        """
+        target = _remote(url)
+        async with self._origins.bucket(target, origin) as bucket:
+            meta = await bucket.bind(target, version, size)
+            source = Source(bucket, target, meta)
+            try:
+                held = await self._hold(entry_key(target, origin, meta), meta.size)
+            except (CacheFull, DiskFault) as e:
+                return self._bypass(source, e)
+            try:
+                if held.entry.size != meta.size:
+                    what = "another size is cached under this version"
+                    raise Changed(what, url=url, hint="evict it, or list it again")
+                self.fetcher.ensure(held.entry, source, tier)
+            except BaseException:
+                held.discard()
+                raise
+            bucket.users += 1
+        self._healed()
+        return Opening(source, held)
+
+    def release(self, opening: Opening) -> None:
+        """Give back an opening's lease (its descriptors are the caller's to close)."""
+        if opening.held is not None:
+            opening.source.bucket.users -= 1
+            opening.held.entry.release()
+
+    async def wait(self, entry: Entry, source: Source, first: int, stop: int, seconds: float) -> Progress:
+        """Wait up to ``seconds`` for chunks ``[first, stop)`` of a leased entry. Raises the error of its fill."""
+        if not 0 <= first <= stop <= entry.n_chunks:
+            raise ConfigError(f"no chunks {first} to {stop}, it has {entry.n_chunks}", url=entry.key.url)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await self.fetcher.wait(entry, source, first, stop)
+        except Superseded:
+            return Progress(False, 0, superseded=True)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return Progress(False, entry.n_chunks - self.fetcher.left(entry))
+        return Progress(True, entry.n_chunks - self.fetcher.left(entry))
+
+    @asynccontextmanager
+    async def read(
+        self, url: str, origin: Origin, version: str, size: int, start: int, end: int
+    ) -> AsyncIterator[Buffer]:
+        """Bytes ``[start, end)`` of one version past the cache; they count as in flight until the block ends."""
+        if not 0 <= start <= end <= size or end - start > MOST_FETCH:
+            raise ConfigError(f"bytes {start} to {end} cannot be read at once", url=url)
+        target = _remote(url)
+        async with self._origins.bucket(target, origin) as bucket:
+            meta = await bucket.bind(target, version, size)
+            async with self._transfers.turn(bucket.lane, end - start):
+                data = await bucket.get_range(target, meta, start, end)
+                self._metrics.add("pass_through_bytes", end - start)
+                yield data
+
+    async def stat(self, url: str, origin: Origin) -> ObjectStat:
+        """One object as the origin has it now."""
+        target = _remote(url)
+        async with self._origins.bucket(target, origin) as bucket:
+            meta = await bucket.head(target, fresh=True)
+        cached = await self._disk.cached_bytes(entry_key(target, origin, meta))
+        return ObjectStat(str(target), meta.size, meta.version, cached)
+
+    async def list_folder(
+        self, url: str, origin: Origin, *, delimiter: bool, cached: bool
+    ) -> AsyncGenerator[list[ObjectStat], None]:
+        """Pages of a folder's objects; folder markers are left out, prefixes come with a delimiter only."""
+        target = _remote(url)
+        endpoint = endpoint_name(origin)
+        held: dict[tuple[str, str], int] = {}
+        if cached:
+            held = {(e.url, e.version): e.cached_bytes for e in await self._disk.entries() if e.endpoint == endpoint}
+        async with self._origins.bucket(target, origin) as bucket:
+            async for page in bucket.list(target, delimiter=delimiter):
+                found = [_listed(target, meta, held) for meta in page.objects if not meta.key.endswith("/")]
+                yield [*found, *(ObjectStat(str(target.with_key(p)), 0, "") for p in page.prefixes)]
+
+    async def entries(self) -> list[EntryInfo]:
+        return await self._disk.entries()
+
+    async def evict(self, urls: Iterable[str], *, everything: bool) -> EvictResult:
+        """Drop every version of these URLs, from whatever endpoint, that nobody uses."""
+        wanted = {str(_remote(url)) for url in urls}
+        gone, freed, busy = 0, 0, 0
+        for info in await self._disk.entries():
+            if everything or info.url in wanted:
+                try:
+                    freed += await self._disk.evict(info.name)
+                    gone += 1
+                except (CacheFull, DiskFault):
+                    raise
+                except CacheError:  # leased, or being filled
+                    busy += 1
+        return EvictResult(gone, freed, busy)
+
+    async def stats(self) -> dict[str, float | int | str | None]:
+        """Counters, gauges and the use of the disk in bytes."""
+        values: dict[str, float | int | str | None] = dict(self._metrics.snapshot())
+        values["fills_running"] = len(self.fetcher)
+        usage = await self._disk.usage()
+        if usage is not None:
+            values.update(
+                quota_bytes=usage.quota,
+                used_bytes=usage.used,
+                free_bytes=usage.free,
+                dying_bytes=usage.dying,
+                entries=usage.entries,
+            )
+        fault = self._disk.fault
+        values["disk_fault"] = None if fault is None else str(fault)
+        return values
+
+    async def tidy(self) -> None:
+        """Housekeeping, to be called now and then."""
+        await self._disk.tidy()
+
+    async def close(self) -> None:
+        """Stop all transfers, then close origins and disk. Idempotent."""
+        await self._transfers.close()
+        await self._origins.close()
+        await self._disk.close()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _hold(self, key: EntryKey, size: int) -> Held:
+        held = await self._disk.find(key)
+        self._metrics.add("open_misses" if held is None else "open_hits")
+        return held or await self._disk.obtain(key, size)
+
+    def _bypass(self, source: Source, reason: CacheFull | DiskFault) -> Opening:
+        """The cache cannot take it: counted each time, logged when it begins."""
+        self._metrics.add("open_bypasses")
+        if self._bypassing is not type(reason):
+            self._bypassing = type(reason)
+            self._log.record("bypass_begins", url=str(source.target), error=str(reason))
+        return Opening(source, reason=reason)
+
+    def _healed(self) -> None:
+        if self._bypassing is not None and self._disk.fault is None:
+            self._bypassing = None
+            self._log.record("bypass_ends")
+
+
+def entry_key(target: ObjectUrl, origin: Origin, meta: ObjectMeta) -> EntryKey:
+    """Under which name an object is kept on disk."""
+    return EntryKey(endpoint_name(origin), str(target), meta.version)
+
+
+def _listed(target: ObjectUrl, meta: ObjectMeta, held: dict[tuple[str, str], int]) -> ObjectStat:
+    url = str(target.with_key(meta.key))
+    return ObjectStat(url, meta.size, meta.version, held.get((url, meta.version), 0))
+
+
+def _remote(url: str) -> ObjectUrl:
+    target = parse_url(url)
+    if target.is_local:
+        raise ConfigError("a local path needs no cache", url=url, hint="open it through the client")
+    return target

@@ -1,0 +1,99 @@
+"""Objects asked for ahead of time: a bounded queue, a few of them on their way at once, in the order of asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..config import Origin
+from ..errors import NearflashError
+from ..metrics import Metrics
+from .chunkqueue import Tier
+from .engine import Engine
+from .fetch import Superseded
+from .log import Log
+
+PARALLEL = 4
+"""Objects on their way at once; their chunks queue behind those of opened objects."""
+MOST_QUEUED = 1_000_000
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One object to bring in."""
+
+    url: str
+    version: str | None
+    size: int | None
+    origin: Origin
+
+
+class Prefetcher:
+    """Works through wishes until cancelled. A wish that fails is counted and logged: a later open meets the error."""
+
+    def __init__(self, engine: Engine, metrics: Metrics, log: Log, *, most_queued: int = MOST_QUEUED) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._log = log
+        self._most_queued = most_queued
+        self._queue: OrderedDict[tuple[str, str | None, str], Wish] = OrderedDict()
+        self._arrived = asyncio.Condition()
+        self._active = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue) or self._active > 0
+
+    async def add(self, wishes: Iterable[Wish]) -> None:
+        """Queue wishes behind those already there; one that is queued already keeps its place."""
+        dropped = 0
+        for wish in wishes:
+            key = (wish.url, wish.version, wish.origin.identity())
+            if len(self._queue) < self._most_queued:
+                self._queue.setdefault(key, wish)
+            elif key not in self._queue:
+                dropped += 1
+        if dropped:
+            self._metrics.add("prefetch_dropped", dropped)
+            self._log.record("prefetch_dropped", objects=dropped, queued=len(self._queue))
+        self._metrics.set("prefetch_queued", len(self._queue))
+        async with self._arrived:
+            self._arrived.notify_all()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(PARALLEL):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            async with self._arrived:
+                await self._arrived.wait_for(lambda: self._queue)
+            _, wish = self._queue.popitem(last=False)
+            self._metrics.set("prefetch_queued", len(self._queue))
+            self._active += 1
+            try:
+                await self._bring(wish)
+            except NearflashError as e:
+                self._metrics.add("prefetch_failures")
+                self._log.record("prefetch_failed", url=wish.url, error=str(e))
+            except Exception as e:  # noqa: BLE001 - a defect met by one wish must not end all prefetching
+                self._log.record("defect", where="prefetch", url=wish.url, error=f"{type(e).__name__}: {e}")
+            finally:
+                self._active -= 1
+
+    async def _bring(self, wish: Wish) -> None:
+        opening = await self._engine.open(wish.url, wish.origin, wish.version, wish.size, tier=Tier.AHEAD)
+        if opening.held is None:
+            self._metrics.add("prefetch_bypassed")
+            return
+        opening.held.close_files()
+        try:
+            await self._engine.fetcher.finish(opening.held.entry)
+        except Superseded:
+            self._metrics.add("prefetch_failures")  # evicted on purpose meanwhile
+        finally:
+            self._engine.release(opening)

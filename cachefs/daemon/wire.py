@@ -1,0 +1,148 @@
+"""One client's connection on the daemon's side: frames in, frames and descriptors out, without blocking the loop."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import CacheError
+from ..protocol import FrameBuffer, Reply, Request, decode_request, encode
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_RECEIVE = 256 * 1024
+_MOST_WAITING = 64
+"""Requests of one client that are read ahead; beyond that its socket is left full."""
+
+
+class Wire:
+    """A connected non-blocking socket. ``on_gone`` is called once, when the client closed it, died, or sent garbage.
+
+    Reading goes on while a request is worked on, so that a client that goes away is noticed in the middle of a wait.
+    """
+
+    def __init__(self, sock: socket.socket, on_gone: Callable[[str], None], *, send_timeout: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._on_gone = on_gone
+        self._send_timeout = send_timeout
+        self._frames = FrameBuffer()
+        self._requests: deque[Request] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._reading = True
+        self._open = True
+        self._pidfd = _pidfd(sock)
+        self._loop.add_reader(sock, self._readable)
+        if self._pidfd >= 0:
+            self._loop.add_reader(self._pidfd, self._died)
+
+    @property
+    def unanswered(self) -> list[Request]:
+        """Requests that arrived and were not received yet."""
+        return list(self._requests)
+
+    async def receive(self) -> Request:
+        """The next request. One caller at a time; cancelled by its owner when the client is gone."""
+        while not self._requests:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        request = self._requests.popleft()
+        if not self._reading and self._open and len(self._requests) < _MOST_WAITING:
+            self._reading = True
+            self._loop.add_reader(self._sock, self._readable)
+        return request
+
+    async def send(self, reply: Reply, fds: Sequence[int] = ()) -> None:
+        """Send one reply with descriptors (which stay the caller's).
+
+        Raises ``OSError`` if the client is gone, ``TimeoutError`` if it does not read for the send timeout.
+        """
+        data = memoryview(encode(reply))
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        async with asyncio.timeout(self._send_timeout):
+            while True:
+                try:
+                    sent = self._sock.sendmsg([data], ancillary)
+                    break
+                except BlockingIOError:
+                    await self._writable()
+            if sent < len(data):  # the descriptors went with the first byte
+                await self._loop.sock_sendall(self._sock, data[sent:])
+
+    async def send_raw(self, data: Buffer) -> None:
+        """Send bytes outside any frame; errors as :meth:`send`."""
+        async with asyncio.timeout(self._send_timeout):
+            await self._loop.sock_sendall(self._sock, memoryview(data))
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+
+    async def _writable(self) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_writer(self._sock, lambda: None if future.done() else future.set_result(None))
+        try:
+            await future
+        finally:
+            self._loop.remove_writer(self._sock)
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(_RECEIVE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as e:
+            self._gone(f"reading failed: {e}")
+            return
+        if not data:
+            self._gone("")
+            return
+        try:
+            self._frames.feed(data)
+            self._requests.extend(map(decode_request, self._frames.frames()))
+        except CacheError as e:
+            self._gone(e.what)
+            return
+        if len(self._requests) >= _MOST_WAITING:
+            self._reading = False
+            self._loop.remove_reader(self._sock)
+        if self._requests and self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _died(self) -> None:
+        self._gone("")  # its socket may live on in a child that inherited it
+
+    def _gone(self, why: str) -> None:
+        if self._open:
+            self._loop.remove_reader(self._sock)
+            if self._pidfd >= 0:
+                self._loop.remove_reader(self._pidfd)
+            self._reading = False
+            self._on_gone(why)
+
+
+def _pidfd(sock: socket.socket) -> int:
+    """A descriptor that becomes readable when the peer's process ends; -1 where the system has none."""
+    if not (hasattr(os, "pidfd_open") and hasattr(socket, "SO_PEERCRED")):
+        return -1
+    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if pid <= 0:  # another pid namespace
+        return -1
+    with contextlib.suppress(OSError):
+        return os.pidfd_open(pid)
+    return -1
