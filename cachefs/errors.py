@@ -117,6 +117,10 @@ class CacheFull(CacheError):
     """The quota or the disk leaves no room for an entry; reads pass through to the origin."""
 
 
+class CacheBusy(CacheError):
+    """Another process owns the cache directory."""
+
+
 class DiskFault(CacheError, OSError):
     """The cache directory's disk failed (EIO, EROFS, vanished mount); reads pass through to the origin."""
 
