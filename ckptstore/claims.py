@@ -9,7 +9,6 @@ which all ranks read. A step that an older generation commits after (2) is not i
 from __future__ import annotations
 
 import logging
-import random
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,26 +20,17 @@ from cachefs.errors import (
     CheckpointDamaged,
     CheckpointError,
     ConfigError,
-    DeadlineExceeded,
     NearflashError,
     NotFound,
-    PreconditionFailed,
-    Throttled,
-    Unavailable,
 )
 
 from .layout import GENERATIONS, StepRef, claim_name, parse_claim, parse_start, start_name
 from .manifest import ClaimRecord, StartRecord, decode_claim, decode_start, encode_sealed
-from .storage import Storage
-from .timeline import latest_ref, read_timeline
+from .parallel import run_bounded
+from .storage import TRIES, UNCLEAR, Storage, pause
+from .timeline import find_step, latest_ref
 
 logger = logging.getLogger(__name__)
-
-TRIES = 5
-"""How often a conditional create is tried whose outcome cannot be learned; a store's own retries come on top."""
-UNCLEAR = (Unavailable, Throttled, PreconditionFailed, DeadlineExceeded)
-"""Errors after which a write may have happened or may still happen."""
-_FIRST_PAUSE = 0.1
 
 
 @dataclass(frozen=True)
@@ -101,6 +91,8 @@ def claim_generation(
     bounded.
     """
     found = _find(storage, attempt)
+    if found is None and isinstance(start, StepRef):
+        find_step(storage, start.step, start.generation)  # before a generation is spent
     generation = found if found is not None else _claim_next(storage, attempt, clock)
     record = read_start(storage, generation)
     if record is None:
@@ -187,12 +179,6 @@ def create_record(storage: Storage, name: str, data: bytes, clock: Clock = SYSTE
     raise error or CheckpointError("is neither free nor taken", url=storage.describe(name))
 
 
-def pause(attempt: int, clock: Clock) -> None:
-    """Wait before try number ``attempt`` (none before the first), longer each time and never in step with others."""
-    if attempt:
-        clock.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)
-
-
 def _claim_next(storage: Storage, attempt: str, clock: Clock) -> int:
     generation = newest_claim(storage)
     for _ in range(1000):  # each turn is lost to another attempt's claim
@@ -209,15 +195,18 @@ def _find(storage: Storage, attempt: str) -> int | None:
     """The generation that an attempt claimed, newest first."""
     if not attempt:
         raise ConfigError("an empty attempt id", hint="give a text that no other run of this job has")
-    for generation in reversed(generations(storage)):
+
+    def owner(generation: int) -> str | None:
         try:
             record = read_claim(storage, generation)
-        except CheckpointDamaged as e:  # it was not ours a moment ago, and it still counts as a claim
+        except CheckpointDamaged as e:  # it cannot be told whose it is, and it still counts as a claim
             logger.warning("%s", e)
-            continue
-        if record is not None and record.attempt == attempt:
-            return generation
-    return None
+            return None
+        return record.attempt if record is not None else None
+
+    numbers = list(reversed(generations(storage)))
+    owners = run_bounded(owner, numbers)
+    return next((g for g, name in zip(numbers, owners, strict=True) if name == attempt), None)
 
 
 def _choose_start(storage: Storage, generation: int, start: StepRef | Literal["latest", "nothing"]) -> StepRef | None:
@@ -225,7 +214,4 @@ def _choose_start(storage: Storage, generation: int, start: StepRef | Literal["l
         return None
     if start == "latest":
         return latest_ref(storage, before=generation)
-    timeline = read_timeline(storage, before=generation)
-    if start not in timeline.live and start not in timeline.others:
-        raise ConfigError(f"there is no {start} to start from", url=storage.url)
     return start

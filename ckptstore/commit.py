@@ -22,10 +22,10 @@ from cachefs.errors import (
     NotFound,
 )
 
-from .claims import TRIES, UNCLEAR, create_record, newest_claim, overtaken, pause, read_claim
+from .claims import create_record, newest_claim, overtaken, read_claim
 from .layout import StepRef
 from .manifest import FileRef, Root, Tombstone, check_root, decode_root, encode_sealed
-from .storage import Storage
+from .storage import TRIES, UNCLEAR, Storage, pause
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -98,7 +98,7 @@ class StepWriter:
         if self._committed:
             return []
         try:
-            if self._stage.needs_tombstone and (self._sent or manifest_sent) and not self._bury():
+            if self._stage.needs_tombstone and self._stands(bury=self._sent or manifest_sent):
                 return []
             return list(self._stage.discard())
         except NearflashError as e:
@@ -145,17 +145,24 @@ class StepWriter:
             url=self._storage.describe(self.ref.manifest),
         ) from error
 
-    def _bury(self) -> bool:
-        """Put a tombstone in the manifest's place; ``False`` if there is a manifest: the step is committed."""
-        tombstone = Tombstone(
-            step=self.ref.step,
-            generation=self.ref.generation,
-            attempt=self.attempt,
-            created=self._clock.time(),
-            reason="the save was given up",
-        )
-        found = create_record(self._storage, self.ref.manifest, encode_sealed(tombstone), self._clock)
-        return isinstance(decode_root(found, self.ref, url=self._storage.describe(self.ref.manifest)), Tombstone)
+    def _stands(self, *, bury: bool) -> bool:
+        """Whether the step is committed after all. If not, ``bury`` sees to it, with a tombstone, that it stays so."""
+        url = self._storage.describe(self.ref.manifest)
+        if bury:
+            tombstone = Tombstone(
+                step=self.ref.step,
+                generation=self.ref.generation,
+                attempt=self.attempt,
+                created=self._clock.time(),
+                reason="the save was given up",
+            )
+            found = create_record(self._storage, self.ref.manifest, encode_sealed(tombstone), self._clock)
+        else:
+            try:
+                found = self._storage.read(self.ref.manifest)
+            except NotFound:
+                return False
+        return not isinstance(decode_root(found, self.ref, url=url), Tombstone)
 
 
 def begin_step(

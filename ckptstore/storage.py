@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import builtins
 import os
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cachefs.clock import Clock
 from cachefs.config import Origin
-from cachefs.errors import CheckpointDamaged, CheckpointError, ConfigError
+from cachefs.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    ConfigError,
+    DeadlineExceeded,
+    PreconditionFailed,
+    Throttled,
+    Unavailable,
+)
 from cachefs.objstore.url import parse_url
 
 from .manifest import FileRef
@@ -27,6 +37,13 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from .layout import StepRef
+
+
+TRIES = 5
+"""How often a conditional write is tried whose outcome cannot be learned; a store's own retries come on top."""
+UNCLEAR = (Unavailable, Throttled, PreconditionFailed, DeadlineExceeded)
+"""Errors after which a write may have happened or may still happen."""
+_FIRST_PAUSE = 0.1
 
 
 @dataclass(frozen=True)
@@ -182,6 +199,12 @@ def check_name(name: str) -> str:
     if not name or any(part in {"", ".", ".."} for part in name.split("/")) or "\0" in name or "\\" in name:
         raise ConfigError(f"{name!r} is no name in a checkpoint store")
     return name
+
+
+def pause(attempt: int, clock: Clock) -> None:
+    """Wait before try number ``attempt`` (none before the first), longer each time and never in step with others."""
+    if attempt:
+        clock.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)
 
 
 def too_short(url: str, start: int, wanted: int, got: int) -> CheckpointDamaged:

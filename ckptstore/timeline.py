@@ -16,12 +16,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from cachefs.errors import CheckpointDamaged, CheckpointNotFound, NotFound
+from cachefs.errors import CheckpointConflict, CheckpointDamaged, CheckpointNotFound, NotFound
 
 from .layout import GENERATIONS, StepRef, parse_start, parse_step, start_name
 from .manifest import decode_start
 from .parallel import run_bounded
-from .storage import Storage
+from .storage import TRIES, Storage
 from .verify import Damage, is_committed, verify_step
 
 logger = logging.getLogger(__name__)
@@ -88,10 +88,11 @@ def read_timeline(storage: Storage, *, before: int | None = None) -> Timeline:
 
     Costs one small read per step folder. An empty or absent store gives an empty timeline.
     """
-    listing = _list(storage, before)
-    committed = run_bounded(lambda ref: is_committed(storage, ref), listing.steps)
-    steps = [ref for ref, there in zip(listing.steps, committed, strict=True) if there]
-    return build_timeline(steps, listing.started, _starts(storage, listing))
+    for listing in _settled(storage, before):
+        committed = run_bounded(lambda ref: is_committed(storage, ref), listing.steps)
+        steps = [ref for ref, there in zip(listing.steps, committed, strict=True) if there]
+        timeline = build_timeline(steps, listing.started, _starts(storage, listing))
+    return timeline
 
 
 def committed_steps(storage: Storage) -> list[StepRef]:
@@ -113,24 +114,19 @@ def latest_ref(
     there are checkpoints and none is sound: to start from nothing then is a person's decision. Raises
     :class:`CheckpointUnsupported` if a newer version wrote the newest one.
     """
-    first: tuple[StepRef, list[Damage]] | None = None
-    for ref in _candidates(storage, _list(storage, before)):
-        if not is_committed(storage, ref):
-            continue
-        damages = verify_step(storage, ref, deep=False) if verify else []
-        if not damages:
-            return ref
+    for listing in _settled(storage, before):
+        found, damaged = _newest_sound(storage, listing, verify)
+    for ref, damages in damaged:
         logger.warning("%s: %s is damaged and passed over: %s", storage.url, ref, damages[0])
         if on_damage is not None:
             on_damage(ref, damages)
-        first = first or (ref, damages)
-    if first is not None:
+    if found is None and damaged:
         raise CheckpointDamaged(
-            f"no checkpoint is sound; the newest, {first[0]}: {first[1][0]}",
+            f"no checkpoint is sound; the newest, {damaged[0][0]}: {damaged[0][1][0]}",
             url=storage.url,
             hint="look with 'ckptstore verify', or start again in an empty folder",
         )
-    return None
+    return found
 
 
 def find_step(storage: Storage, step: int, generation: int | None = None) -> StepRef:
@@ -163,16 +159,46 @@ def not_found(storage: Storage, timeline: Timeline, what: str) -> CheckpointNotF
     return CheckpointNotFound(what, url=storage.url, hint=there)
 
 
-def _list(storage: Storage, before: int | None) -> _Listing:
-    limit = before if before is not None else float("inf")
-    # The starts first: a step that appears between the two looks can only belong to a generation already seen here,
-    # or to one that has since begun and is newer than this look.
-    started = {parse_start(info.name) for info in storage.list(f"{GENERATIONS}/")}
-    steps = (parse_step(folder) for folder in storage.folders())
-    return _Listing(
-        tuple(sorted(ref for ref in steps if ref is not None and ref.generation < limit)),
-        frozenset(g for g in started if g is not None and g < limit),
-    )
+def _settled(storage: Storage, before: int | None) -> Iterator[_Listing]:
+    """Look at the store, and again for as long as a generation started while the caller worked on the last look.
+
+    What is found committed after a look is then known to have been so while that look's head was the newest: a
+    zombie's step that came into place behind it is not taken for the head's. Gives up on a store that never rests.
+    """
+    for _ in range(TRIES):
+        limit = before if before is not None else float("inf")
+        folders = (parse_step(folder) for folder in storage.folders())
+        steps = tuple(sorted(ref for ref in folders if ref is not None and ref.generation < limit))
+        started = _started(storage, limit)
+        yield _Listing(steps, started)
+        if _started(storage, limit) == started:
+            return
+    raise CheckpointConflict("generations start faster than the store can be read", url=storage.url)
+
+
+def _started(storage: Storage, limit: float) -> frozenset[int]:
+    found = (parse_start(info.name) for info in storage.list(f"{GENERATIONS}/"))
+    return frozenset(generation for generation in found if generation is not None and generation < limit)
+
+
+def _newest_sound(
+    storage: Storage, listing: _Listing, verify: bool
+) -> tuple[StepRef | None, list[tuple[StepRef, list[Damage]]]]:
+    """The newest checkpoint that is sound (or, without ``verify``, committed), and the damaged ones before it."""
+    damaged: list[tuple[StepRef, list[Damage]]] = []
+    for ref in _candidates(storage, listing):
+        if not verify:
+            if is_committed(storage, ref):
+                return ref, damaged
+            continue
+        try:
+            damages = verify_step(storage, ref, deep=False)
+        except CheckpointNotFound:  # never committed, or deleted
+            continue
+        if not damages:
+            return ref, damaged
+        damaged.append((ref, damages))
+    return None, damaged
 
 
 def _candidates(storage: Storage, listing: _Listing) -> Iterator[StepRef]:

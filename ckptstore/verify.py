@@ -121,7 +121,10 @@ def verify_step(storage: Storage, ref: StepRef, deep: bool = True) -> list[Damag
     damages: list[Damage] = []
     parts: list[Part] = []
     for outcome in run_bounded(lambda part: _try_part(storage, ref, part), root.parts):
-        (damages if isinstance(outcome, Damage) else parts).append(outcome)  # type: ignore[arg-type]
+        if isinstance(outcome, Damage):
+            damages.append(outcome)
+        else:
+            parts.append(outcome)
     if not damages:
         damages.extend(uncovered(parts, ref))
     expected: dict[str, int] = {}
