@@ -9,34 +9,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import CacheError, DeadlineExceeded
-from ..metrics import Metrics
-from .chunkfile import ChunkFile
-from .fileops import FileOps
-from .health import Health
-from .index import Index, Slot, evicted
-from .layout import Layout, Place, meta_name
-from .sidecar import EntryKey, Header
+from .chunkfile import ChunkFile, Donor
+from .index import Slot, evicted
+from .layout import Place, meta_name
+from .parts import Parts
+from .sidecar import Damaged, EntryKey, Header
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _CLAIM_DEADLINE = 120.0
 """Seconds one thread waits for another that works on the same chunk."""
+_RENAMES = 3
+"""An entry's files are renamed at most twice while somebody opens them (data, then sidecar)."""
 
 
-class Host(Protocol):
-    """What an entry needs of its store."""
+class Keeper(Protocol):
+    """What an entry tells its store."""
 
-    ops: FileOps
-    layout: Layout
-    index: Index
-    health: Health
-    metrics: Metrics
-
-    def publish(self, entry: Entry) -> None:
+    def publish(self, slot: Slot) -> None:
         """Every chunk can be read: make the entry a published one."""
 
-    def heal(self, entry: Entry, chunk: int) -> None:
+    def heal(self, entry: Entry, file: ChunkFile, bad: int) -> None:
         """A chunk of a published entry is bad: replace the entry by a new one."""
 
 
@@ -48,15 +42,25 @@ class Entry:
     may be evicted between two of them, and then raises :class:`CacheError`.
     """
 
-    def __init__(self, host: Host, slot: Slot, header: Header, file: ChunkFile | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        keeper: Keeper,
+        slot: Slot,
+        header: Header,
+        file: ChunkFile | None = None,
+        donor: Donor | None = None,
+    ) -> None:
         self.key: EntryKey = header.key
         self.size = header.size
         self.chunk_size = header.chunk_size
         self.n_chunks = header.n_chunks
-        self._host = host
+        self._parts = parts
+        self._keeper = keeper
         self._slot = slot
         self._header = header
         self._file = file
+        self._donor = donor
         self._saved: bytes | None = None
         self._changed = threading.Condition()
         self._claimed: set[int] = set()
@@ -64,12 +68,8 @@ class Entry:
 
     @property
     def name(self) -> str:
+        """The stem of its file names; what :meth:`FlashStore.evict` takes."""
         return self._slot.name
-
-    @property
-    def slot(self) -> Slot:
-        """The store's book-keeping of this entry (for the store)."""
-        return self._slot
 
     @property
     def complete(self) -> bool:
@@ -79,13 +79,13 @@ class Entry:
     @property
     def superseded(self) -> bool:
         """Whether the store has given this entry up (evicted, or replaced because of a bad chunk): look it up again."""
-        return not self._host.index.is_live(self._slot)
+        return not self._parts.index.is_live(self._slot)
 
     # --- leases -----------------------------------------------------------------------------------------------------
 
     def lease(self) -> None:
         """Keep the entry: it is not evicted until :meth:`release`. Raises :class:`CacheError` if it is gone already."""
-        index = self._host.index
+        index = self._parts.index
         with index.lock:
             index.require_open()
             if not index.is_live(self._slot):
@@ -94,13 +94,13 @@ class Entry:
 
     def release(self) -> None:
         """Give one lease back."""
-        self._let_go(leases=1)
+        self.let_go(leases=1)
 
     def reader_fds(self) -> tuple[int, int]:
         """(data, bitmap): a new read-only descriptor of the data file and one of the chunk bitmap.
 
-        Both belong to the caller, who hands them to a reader and closes them. Needs a lease that lasts as long as the
-        reader waits for chunks: without one the bitmap is no longer written to.
+        Both belong to the caller, who hands them to a reader and closes them. Needs a lease, which must last as long
+        as the reader waits for chunks: without one the bitmap is no longer written to.
         """
         if not self._slot.leases:
             raise CacheError("reader_fds needs a lease", url=self.key.url)
@@ -109,7 +109,7 @@ class Entry:
             try:
                 return data_fd, os.dup(file.bits.fd)
             except BaseException:
-                self._host.ops.close(data_fd)
+                self._parts.ops.close(data_fd)
                 raise
 
     # --- chunks -----------------------------------------------------------------------------------------------------
@@ -122,18 +122,23 @@ class Entry:
             return file.bits.missing()
 
     def needs_verify(self) -> list[int]:
-        """The chunks that lie on disk with a recorded digest and were not checked since the store was opened."""
+        """The chunks that lie on disk with a recorded digest and were not checked since the store was opened.
+
+        Try :meth:`verify_chunk` on them before fetching.
+        """
         if self._complete:
             return []
         with self._pinned() as file:
-            return [i for i in file.bits.missing() if file.digests[i]]
+            donor = self._donor
+            return [i for i in file.bits.missing() if file.digests[i] or (donor and donor.offers(i))]
 
     def verify_chunk(self, chunk: int) -> bool:
-        """Check a chunk on disk against its digest; True and readable from now on if it fits.
+        """Check a chunk on disk against its digest; True, and readable from now on, if it fits.
 
         False if there is nothing to check or it does not fit: fetch it. A bad chunk of a published entry also makes
-        the entry :attr:`superseded`: the file is never modified, a new one takes its place, look the key up again.
-        Raises :class:`DiskFault` if the disk cannot be read.
+        the entry :attr:`superseded`: the file is never modified, a new one takes its place; look the key up again (the
+        good chunks come along: they are among the new entry's :meth:`needs_verify`). Raises :class:`DiskFault` if the
+        disk cannot be read.
         """
         self._require_chunk(chunk)
         with self._pinned() as file:
@@ -141,71 +146,84 @@ class Entry:
                 if file.bits.has(chunk):
                     return True
                 if not file.digests[chunk]:
-                    return False
-                try:
-                    good = file.check(chunk)
-                except OSError as e:
-                    raise self._host.health.note(e, self._path(), f"reading chunk {chunk}") from e
-                if good:
-                    self._host.metrics.add("flash_verified_chunks")
+                    return self._take_from_donor(file, chunk)
+                if self._fits(file, chunk):
+                    self._parts.metrics.add("flash_verified_chunks")
                     self._set(file, chunk)
                     return True
-                self._host.metrics.add("flash_bad_chunks")
+                self._parts.metrics.add("flash_bad_chunks")
                 if self._slot.place is Place.FILLING:
-                    self._change(file.forget, chunk, "forgetting")
+                    self._change(lambda: file.forget(chunk), chunk, "forgetting")
                     return False
-            self._host.heal(self, chunk)
+            self._keeper.heal(self, file, chunk)
             return False
 
     def write_chunk(self, chunk: int, data: Buffer) -> None:
         """Store one chunk: its bytes, then its digest, then its bit. The last one publishes the entry.
 
-        ``data`` is exactly the chunk's bytes, not kept. A chunk that can be read already is left alone. Raises
-        :class:`CacheFull` or :class:`DiskFault` if the disk refuses; the chunk stays missing then.
+        ``data`` is exactly the chunk's bytes; no reference to it is kept. A chunk that can be read already is left
+        alone. Raises :class:`CacheFull` or :class:`DiskFault` if the disk refuses; the chunk stays missing then.
         """
         self._require_chunk(chunk)
         view = memoryview(data).cast("B")
-        expected = min(self.chunk_size, self.size - chunk * self.chunk_size)
+        expected = self._header.chunk_bytes(chunk)
         if len(view) != expected:
             raise CacheError(
                 f"chunk {chunk} has {len(view)} bytes instead of {expected}",
                 url=self.key.url,
                 offset=chunk * self.chunk_size,
             )
-        self._host.health.check()
+        self._parts.health.check()
         if self._slot.place is not Place.FILLING:
+            # Readers may have the file mapped, so it is never written to: what is there is good, or replaced.
             if not self.verify_chunk(chunk):
                 raise evicted(self._slot)
             return
         with self._pinned() as file, self._claim(chunk):
             if file.bits.has(chunk):
                 return
-            self._change(lambda i: file.write(i, view), chunk, "writing")
-            self._host.metrics.add("flash_written_bytes", expected)
+            self._change(lambda: file.write(chunk, view), chunk, "writing")
+            self._parts.metrics.add("flash_written_bytes", expected)
             self._set(file, chunk)
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- for the store ----------------------------------------------------------------------------------------------
 
     def detach(self) -> ChunkFile | None:
-        """Take the open files away, remembering the chunk bits. Called under the index lock while nothing is in use;
-        the caller closes what it gets."""
+        """Take the open files away, remembering the chunk bits; the caller closes what it gets.
+
+        Called under the index lock while the entry is not in use.
+        """
         file, self._file = self._file, None
         if file is not None:
             self._saved = file.bits.snapshot()
         return file
 
-    def mark_superseded(self) -> None:
-        """Tell readers to open the object again."""
+    def abandon(self) -> None:
+        """The entry is no longer visible: tell its readers to open the object again."""
         if self._file is not None:
             self._file.bits.mark_superseded()
+        self._drop_donor()
 
-    def unpin(self) -> None:
-        """End the operation that made the entry (for the store)."""
-        self._let_go(pins=1)
+    def let_go(self, leases: int = 0, pins: int = 0) -> None:
+        """Give leases and pins back; with the last of them the files are closed."""
+        index, slot = self._parts.index, self._slot
+        file = None
+        with index.lock:
+            if slot.leases < leases:
+                raise CacheError("released more often than leased", url=self.key.url)
+            slot.leases -= leases
+            slot.pins -= pins
+            if not slot.in_use:
+                file = self.detach()
+                index.changed.notify_all()
+        if file is not None:
+            file.close()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _pinned(self) -> Iterator[ChunkFile]:
-        self._host.index.pin(self._slot)
+        self._parts.index.pin(self._slot)
         try:
             with self._changed:
                 if self._file is None:
@@ -213,52 +231,42 @@ class Entry:
                 file = self._file
             yield file
         finally:
-            self._let_go(pins=1)
-
-    def _let_go(self, leases: int = 0, pins: int = 0) -> None:
-        index = self._host.index
-        file = None
-        with index.lock:
-            if self._slot.leases < leases:
-                raise CacheError("released more often than leased", url=self.key.url)
-            self._slot.leases -= leases
-            self._slot.pins -= pins
-            if not self._slot.in_use:
-                file = self.detach()
-                index.changed.notify_all()
-        if file is not None:
-            file.close()
+            self.let_go(pins=1)
 
     def _open(self) -> ChunkFile:
-        slot = self._slot
-        if slot.place is Place.DYING:
-            raise evicted(slot)
-        try:
-            return ChunkFile.open(
-                self._host.ops,
-                self._header,
-                self._host.layout.fd(slot.place),
-                slot.file,
-                meta_name(slot.name),
-                write=slot.place is Place.FILLING,
-                bits=self._saved,
-            )
-        except OSError as e:
-            raise self._host.health.note(e, self._path(), "opening it") from e
+        slot, layout = self._slot, self._parts.layout
+        for _ in range(_RENAMES):
+            place, meta_place = slot.place, slot.meta_place
+            if place is Place.DYING:
+                break
+            data = slot.file, layout.fd(place)
+            meta = meta_name(slot.name), layout.fd(meta_place)
+            try:
+                return ChunkFile.open(
+                    self._parts.ops, self._header, data, meta, write=place is Place.FILLING, bits=self._saved
+                )
+            except FileNotFoundError:
+                continue
+            except Damaged:
+                break
+            except OSError as e:
+                raise self._parts.health.note(e, self._path(), "opening it") from e
+        layout.check_present()
+        raise evicted(slot)
 
     def _open_again(self, file: ChunkFile) -> int:
-        ops, slot = self._host.ops, self._slot
-        for _ in range(3):  # a publish may rename it between looking and opening
+        ops, slot = self._parts.ops, self._slot
+        for _ in range(_RENAMES):
             try:
-                fd = ops.open(slot.file, dir_fd=self._host.layout.fd(slot.place))
+                fd = ops.open(slot.file, dir_fd=self._parts.layout.fd(slot.place))
             except FileNotFoundError:
                 continue
             except OSError as e:
-                raise self._host.health.note(e, self._path(), "opening it") from e
-            if os.path.samestat(os.fstat(fd), os.fstat(file.data_fd)):
+                raise self._parts.health.note(e, self._path(), "opening it") from e
+            if os.path.samestat(ops.fstat(fd), ops.fstat(file.data_fd)):
                 return fd
             ops.close(fd)
-        self._host.layout.check_present()
+        self._parts.layout.check_present()
         raise evicted(slot)
 
     @contextmanager
@@ -274,6 +282,30 @@ class Entry:
                 self._claimed.discard(chunk)
                 self._changed.notify_all()
 
+    def _fits(self, file: ChunkFile, chunk: int) -> bool:
+        try:
+            return file.check(chunk)
+        except OSError as e:
+            # One unreadable spot on a disk that works otherwise is a bad chunk; a failing disk is not.
+            self._parts.health.confirm(e, self._path(), f"reading chunk {chunk}")
+            return False
+
+    def _take_from_donor(self, file: ChunkFile, chunk: int) -> bool:
+        donor = self._donor
+        if donor is None or not donor.offers(chunk):
+            return False
+        try:
+            data = donor.take(chunk)
+        except OSError as e:
+            self._parts.health.confirm(e, self._path(), f"reading chunk {chunk} of the entry it replaces")
+            data = None
+        if data is None:
+            self._parts.metrics.add("flash_bad_chunks")
+            return False
+        self._change(lambda: file.write(chunk, data), chunk, "writing")
+        self._set(file, chunk)
+        return True
+
     def _set(self, file: ChunkFile, chunk: int) -> None:
         with self._changed:
             file.bits.set(chunk)
@@ -281,17 +313,23 @@ class Entry:
             if finished:
                 self._complete = True
         if finished:
-            self._host.publish(self)
+            self._drop_donor()
+            self._keeper.publish(self._slot)
 
-    def _change(self, call: Callable[[int], None], chunk: int, doing: str) -> None:
+    def _drop_donor(self) -> None:
+        donor, self._donor = self._donor, None
+        if donor is not None:
+            donor.close()
+
+    def _change(self, call: Callable[[], None], chunk: int, doing: str) -> None:
         try:
-            call(chunk)
+            call()
         except OSError as e:
-            raise self._host.health.note(e, self._path(), f"{doing} chunk {chunk}") from e
+            raise self._parts.health.note(e, self._path(), f"{doing} chunk {chunk}") from e
 
     def _require_chunk(self, chunk: int) -> None:
         if not 0 <= chunk < self.n_chunks:
             raise CacheError(f"no chunk {chunk}, it has {self.n_chunks}", url=self.key.url)
 
     def _path(self) -> str:
-        return str(self._host.layout.file(self._slot.place, self._slot.file))
+        return self._parts.layout.file(self._slot.place, self._slot.file)

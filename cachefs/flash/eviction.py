@@ -16,14 +16,18 @@ class Candidate:
 
 
 def choose_victims(
-    candidates: Iterable[Candidate], need: int, *, next_use: Callable[[Candidate], float] | None = None
+    candidates: Iterable[Candidate],
+    need: int,
+    *,
+    next_use: Callable[[Candidate], float] | None = None,
+    partly: bool = False,
 ) -> list[Candidate]:
     """The entries to evict so that at least ``need`` bytes come free, first to go first.
 
     ``candidates`` come least recently used first and are looked at only as far as needed. With ``next_use`` (the time
     at which a declared plan wants the entry next, ``inf`` for never) the one needed last goes first instead, and the
     least recently used among equals. All or nothing: if all candidates together do not free ``need`` bytes the list is
-    empty, so that nothing is given up in vain.
+    empty, so that nothing is given up in vain; with ``partly`` it holds them all instead.
     """
     if need <= 0:
         return []
@@ -36,4 +40,4 @@ def choose_victims(
         freed += candidate.disk_bytes
         if freed >= need:
             return victims
-    return []
+    return victims if partly else []

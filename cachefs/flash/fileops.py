@@ -37,10 +37,14 @@ class Found:
 class FileOps:
     """The real calls. Stateless and thread-safe; errors are the system's own ``OSError``."""
 
-    def open_dir(self, name: str, *, dir_fd: int | None = None) -> int:
+    def open_top(self, path: str) -> int:
+        """The user's cache directory. That path, and it alone, may lead through links."""
+        return os.open(path, os.O_RDONLY | _DIRECTORY | _CLOEXEC)
+
+    def open_dir(self, name: str, *, dir_fd: int) -> int:
         return os.open(name, os.O_RDONLY | _DIRECTORY | _NOFOLLOW | _CLOEXEC, dir_fd=dir_fd)
 
-    def make_dir(self, name: str, *, dir_fd: int | None = None) -> None:
+    def make_dir(self, name: str, *, dir_fd: int) -> None:
         os.mkdir(name, 0o700, dir_fd=dir_fd)
 
     def create(self, name: str, *, dir_fd: int) -> int:

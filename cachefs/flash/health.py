@@ -13,11 +13,13 @@ from ..metrics import Metrics
 
 PROBE_INTERVAL = 5.0
 """Seconds between looks at a failed disk."""
-FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def disk_error(e: OSError, path: Path | str, doing: str) -> CacheFull | DiskFault:
-    """The one-line error for a failed system call on ``path``."""
+    """The one-line error for a failed system call on ``path``; an error that is one already is returned as it is."""
+    if isinstance(e, DiskFault):
+        return e
     reason = e.strerror or str(e)
     if e.errno in FULL:
         return CacheFull(f"no space left while {doing}: {reason}", url=str(path), hint="reads pass through")
@@ -27,7 +29,7 @@ def disk_error(e: OSError, path: Path | str, doing: str) -> CacheFull | DiskFaul
 class Health:
     """Remembers the last fault until a probe succeeds. Thread-safe.
 
-    ``probe`` tries the disk and raises what :func:`disk_error` makes, or returns.
+    ``probe`` tries the disk and returns, or raises ``OSError``.
     """
 
     def __init__(self, path: Path, clock: Clock, metrics: Metrics, probe: Callable[[], None]) -> None:
@@ -47,15 +49,13 @@ class Health:
     def note(self, e: OSError, path: Path | str, doing: str) -> CacheFull | DiskFault:
         """Remember a failed call; returns the error to raise."""
         error = disk_error(e, path, doing)
-        self.remember(error)
-        return error
-
-    def remember(self, error: CacheFull | DiskFault) -> None:
         with self._lock:
+            if self._fault is None:  # later faults do not put the next look off
+                self._retry_at = self._clock.monotonic() + PROBE_INTERVAL
             self._fault = error
-            self._retry_at = self._clock.monotonic() + PROBE_INTERVAL
+            self._metrics.set("flash_degraded", 1)
         self._metrics.add("flash_disk_faults")
-        self._metrics.set("flash_degraded", 1)
+        return error
 
     def check(self) -> None:
         """Raise the remembered fault, unless it is time to probe and the probe finds the disk well.
@@ -74,11 +74,15 @@ class Health:
         try:
             self._probe()
         except OSError as e:
-            if isinstance(e, DiskFault):
-                self.remember(e)
-                raise
             raise self.note(e, self._path, "probing it") from e
         with self._lock:
             if self._fault is fault:
                 self._fault = None
-        self._metrics.set("flash_degraded", 0)
+                self._metrics.set("flash_degraded", 0)
+
+    def confirm(self, e: OSError, path: str, doing: str) -> None:
+        """Tell a failing disk from a bad spot on it: returns if the disk works, else remembers and raises the fault."""
+        try:
+            self._probe()
+        except OSError as probed:
+            raise self.note(e, path, doing) from probed

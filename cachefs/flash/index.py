@@ -1,7 +1,7 @@
 """What the store holds, in memory: one slot per entry, least recently used first, and the account of their space.
 
-Everything here is guarded by :attr:`Index.lock`, which is held for look-ups and renames, never for reading, writing or
-hashing data.
+Everything here is guarded by :attr:`Index.lock`, which is held for look-ups, renames and removals of small files, never
+for reading, writing or hashing data.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One entry's files. ``file`` is the data file's name in ``place``; ``charge`` the bytes it is accounted for.
+    """One entry's files, or one file to be removed.
 
-    ``leases`` are readers' rights, ``pins`` operations under way in this process; with either it is not evicted.
+    ``file`` is the data file's name in ``place``, ``meta_place`` where the sidecar is, ``charge`` the bytes it is
+    accounted for. ``leases`` are readers' rights, ``pins`` operations under way in this process; with either it is not
+    evicted. ``last_use`` and ``stamped`` (what the disk knows of it) in seconds since the epoch.
     """
 
     name: str
     place: Place
     file: str
+    meta_place: Place
     charge: int
     last_use: float
-    stamped: float = 0.0
+    stamped: float
     leases: int = 0
     pins: int = 0
     dropping: bool = False
@@ -41,42 +44,33 @@ class Slot:
     def in_use(self) -> bool:
         return self.leases > 0 or self.pins > 0
 
+    @property
+    def published(self) -> bool:
+        return self.place is Place.ENTRIES and self.meta_place is Place.ENTRIES
+
+
+def live_slot(name: str, place: Place, meta_place: Place, charge: int, last_use: float) -> Slot:
+    return Slot(name, place, data_name(name), meta_place, charge, last_use, stamped=last_use)
+
+
+def dead_slot(name: str, place: Place, file: str, charge: int) -> Slot:
+    """A slot for a leftover file."""
+    return Slot(name, place, file, place, charge, 0.0, 0.0)
+
 
 class Index:
-    """The slots by name (``live``, in order of last use) and those on their way out (``dying``)."""
+    """The slots by name (``live``, in order of last use) and those on their way out (``dying``, by file name)."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.ledger = ledger
         self.live: OrderedDict[str, Slot] = OrderedDict()
-        self.dying: dict[str, Slot] = {}
+        self.dying: dict[tuple[Place, str], Slot] = {}
         self.creating: set[str] = set()
         self.blocked: set[str] = set()
-        """Names whose files on disk are of an unknown format: neither used nor overwritten."""
+        """Names whose files on disk are not ours to use: neither read nor overwritten."""
         self.closed = False
-
-    def add(self, slot: Slot) -> None:
-        self.live[slot.name] = slot
-
-    def touch(self, slot: Slot, now: float) -> None:
-        slot.last_use = now
-        self.live.move_to_end(slot.name)
-
-    def bury(self, slot: Slot) -> None:
-        """Move a slot from live to dying; its file may be renamed before or after."""
-        if self.live.get(slot.name) is slot:
-            del self.live[slot.name]
-        self.dying[slot.file] = slot
-
-    def forget(self, slot: Slot) -> None:
-        """The slot's files are gone: credit its space."""
-        if self.live.get(slot.name) is slot:
-            del self.live[slot.name]
-        self.dying.pop(slot.file, None)
-        self.ledger.credit(slot.charge)
-        slot.charge = 0
-        self.changed.notify_all()
 
     def require_open(self) -> None:
         if self.closed:
@@ -84,6 +78,37 @@ class Index:
 
     def is_live(self, slot: Slot) -> bool:
         return self.live.get(slot.name) is slot
+
+    def busy(self, slots: list[Slot]) -> bool:
+        """Whether an operation is under way, on one of ``slots`` or to make a new one."""
+        return bool(self.creating) or any(slot.pins or slot.dropping for slot in slots)
+
+    def add(self, slot: Slot) -> None:
+        self.live[slot.name] = slot
+
+    def add_dying(self, slot: Slot) -> None:
+        """The slot is no longer visible; its file is removed once nobody holds it."""
+        if self.is_live(slot):
+            del self.live[slot.name]
+        self.dying[slot.place, slot.file] = slot
+
+    def touch(self, slot: Slot, now: float) -> None:
+        slot.last_use = now
+        self.live.move_to_end(slot.name)
+
+    def forget(self, slot: Slot) -> None:
+        """The slot's files are gone: credit its space."""
+        self.dying.pop((slot.place, slot.file), None)
+        self.ledger.credit(slot.charge)
+        slot.charge = 0
+        self.changed.notify_all()
+
+    def block(self, slot: Slot) -> None:
+        """The slot's files turned out not to be ours: leave them alone, but count their space."""
+        if self.is_live(slot):
+            del self.live[slot.name]
+            self.blocked.add(slot.name)
+            self.ledger.ignore(slot.charge)
 
     def pin(self, slot: Slot) -> None:
         """Keep a slot's files for one operation. Raises :class:`CacheError` if it was evicted meanwhile."""
@@ -93,15 +118,6 @@ class Index:
                 raise evicted(slot)
             slot.pins += 1
 
-    def dying_bytes(self) -> int:
-        return sum(slot.charge for slot in self.dying.values())
-
 
 def evicted(slot: Slot) -> CacheError:
-    return CacheError(
-        "the cache entry was evicted", url=slot.file, hint="hold a lease while using it, or look it up again"
-    )
-
-
-def live_slot(name: str, place: Place, charge: int, last_use: float) -> Slot:
-    return Slot(name, place, data_name(name), charge, last_use, stamped=last_use)
+    return CacheError("this cache entry is gone", url=slot.file, hint="look it up again, and lease it while using it")

@@ -21,6 +21,8 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import CacheError, DiskFault
@@ -28,9 +30,11 @@ from .fileops import FileOps
 
 TREE = "nearflash-v1"
 MARKER = "MARKER"
+_NEW_MARKER = "MARKER.new"
+_PROBE = "probe"
 _MARKER_FORMAT = 1
 _STEM = re.compile(r"([0-9a-f]{40})\.(data|meta)")
-_DYING = re.compile(r"[0-9a-f]{40}\.[0-9a-f]{8}\.data")
+_DYING = re.compile(r"[0-9a-f]{40}\.([0-9a-f]{8})\.data")
 
 
 class Place(enum.Enum):
@@ -59,18 +63,20 @@ def parse_name(file: str) -> tuple[str, str] | None:
     return (m[1], m[2]) if m else None
 
 
-def is_dying_name(file: str) -> bool:
-    return _DYING.fullmatch(file) is not None
+def dying_serial(file: str) -> int | None:
+    """The serial in the name of a file in ``dying``; None for a file that is not ours."""
+    m = _DYING.fullmatch(file)
+    return int(m[1], 16) if m else None
 
 
 class Layout:
     """The open tree: a descriptor per directory. Owned by the store; closed with it."""
 
-    def __init__(self, cache_dir: Path, ops: FileOps, tree_fd: int, fds: dict[Place, int], store_id: str) -> None:
+    def __init__(self, cache_dir: Path, ops: FileOps, fds: dict[str, int], store_id: str) -> None:
         self.cache_dir = cache_dir
         self.path = cache_dir / TREE
-        self.store_id = store_id
-        self.tree_fd = tree_fd
+        self.tree_fd = fds[TREE]
+        self._store_id = store_id
         self._ops = ops
         self._fds = fds
 
@@ -80,35 +86,30 @@ class Layout:
 
         Raises :class:`CacheError` if something that is not ours has the tree's name, ``OSError`` for the rest.
         """
-        fds: list[int] = []
+        fds: dict[str, int] = {}
         try:
-            top = ops.open_dir(str(cache_dir))
-            fds.append(top)
-            tree = _open_or_make(ops, TREE, top, cache_dir)
-            fds.append(tree)
-            store_id = _read_marker(ops, tree, cache_dir) or _write_marker(ops, tree, cache_dir)
-            places = {}
+            fds["."] = ops.open_top(str(cache_dir))
+            fds[TREE] = _open_or_make(ops, TREE, fds["."], cache_dir)
+            store_id = _read_marker(ops, fds[TREE], cache_dir) or _write_marker(ops, fds[TREE])
             for place in Place:
-                places[place] = _open_or_make(ops, place.value, tree, cache_dir / TREE)
-                fds.append(places[place])
+                fds[place.value] = _open_or_make(ops, place.value, fds[TREE], cache_dir / TREE)
         except BaseException:
-            for fd in fds:
+            for fd in fds.values():
                 ops.close(fd)
             raise
-        ops.close(top)
-        return cls(cache_dir, ops, tree, places, store_id)
+        return cls(cache_dir, ops, fds, store_id)
 
     def fd(self, place: Place) -> int:
-        return self._fds[place]
+        return self._fds[place.value]
 
-    def file(self, place: Place, file: str) -> Path:
+    def file(self, place: Place, file: str) -> str:
         """The path of a file, for messages."""
-        return self.path / place.value / file
+        return str(self.path / place.value / file)
 
     def directory_bytes(self) -> int:
-        """What the directories and the marker take on disk."""
-        own = sum(self._ops.disk_bytes(fd) for fd in (self.tree_fd, *self._fds.values()))
-        return own + 2 * self._ops.block_bytes(self.tree_fd)  # marker and lock, one block each
+        """What the directories, the marker and the lock take on disk."""
+        own = sum(self._ops.disk_bytes(fd) for fd in self._fds.values())
+        return own + 2 * self._ops.block_bytes(self.tree_fd)  # one block each for marker and lock
 
     def check_present(self) -> None:
         """Raise :class:`DiskFault` unless the path still leads to this very tree.
@@ -116,8 +117,40 @@ class Layout:
         A cache directory that has vanished or was replaced (an unmounted disk, an ``rm -r``) is a failed disk, not an
         empty cache.
         """
+        with self._by_path() as tree:
+            if not os.path.sameopenfile(tree, self.tree_fd):
+                raise self._vanished()
+
+    def probe(self) -> None:
+        """Find out whether the disk works: reach the tree by its path, write, sync and remove a small file.
+
+        Where a disk that failed is back, the directories are opened anew under the same descriptor numbers.
+        Raises :class:`DiskFault` or ``OSError``.
+        """
+        with self._by_path() as tree:
+            if not os.path.sameopenfile(tree, self.tree_fd):
+                self._reopen(tree)
         try:
-            top = self._ops.open_dir(str(self.cache_dir))
+            self._ops.unlink(_PROBE, dir_fd=self.tree_fd)
+        except FileNotFoundError:
+            pass
+        fd = self._ops.create(_PROBE, dir_fd=self.tree_fd)
+        try:
+            self._ops.write(fd, bytes(4096), 0)
+            self._ops.sync(fd)
+        finally:
+            self._ops.close(fd)
+            self._ops.unlink(_PROBE, dir_fd=self.tree_fd)
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            self._ops.close(fd)
+
+    @contextmanager
+    def _by_path(self) -> Iterator[int]:
+        """The tree as the path leads to it now; :class:`DiskFault` if that is not a tree with our id."""
+        try:
+            top = self._ops.open_top(str(self.cache_dir))
             try:
                 tree = self._ops.open_dir(TREE, dir_fd=top)
             finally:
@@ -125,28 +158,42 @@ class Layout:
         except OSError as e:
             raise self._vanished() from e
         try:
-            if not os.path.sameopenfile(tree, self.tree_fd) or _read_marker(self._ops, tree, self.cache_dir) is None:
+            try:
+                store_id = _read_marker(self._ops, tree, self.cache_dir)
+            except (OSError, CacheError) as e:
+                raise self._vanished() from e
+            if store_id != self._store_id:
                 raise self._vanished()
+            yield tree
         finally:
             self._ops.close(tree)
 
+    def _reopen(self, tree: int) -> None:
+        fresh = {".": self._ops.open_top(str(self.cache_dir)), TREE: os.dup(tree)}
+        try:
+            for place in Place:
+                fresh[place.value] = self._ops.open_dir(place.value, dir_fd=tree)
+            for name, fd in fresh.items():
+                os.dup2(fd, self._fds[name], inheritable=False)
+        finally:
+            for fd in fresh.values():
+                self._ops.close(fd)
+
     def _vanished(self) -> DiskFault:
         return DiskFault(
-            "the cache directory has vanished or was replaced", url=str(self.cache_dir), hint="reads pass through"
+            "the cache directory has vanished or was replaced",
+            url=str(self.cache_dir),
+            hint="reads pass through; mount it again, or restart the daemon to begin anew",
         )
-
-    def close(self) -> None:
-        for fd in (self.tree_fd, *self._fds.values()):
-            self._ops.close(fd)
 
 
 def _open_or_make(ops: FileOps, name: str, parent: int, where: Path) -> int:
     try:
-        ops.make_dir(name, dir_fd=parent)
-    except FileExistsError:
-        pass
-    try:
-        return ops.open_dir(name, dir_fd=parent)
+        try:
+            return ops.open_dir(name, dir_fd=parent)
+        except FileNotFoundError:
+            ops.make_dir(name, dir_fd=parent)
+            return ops.open_dir(name, dir_fd=parent)
     except NotADirectoryError:
         raise CacheError(
             "is not a directory of this cache", url=str(where / name), hint="move it away or choose another cache_dir"
@@ -154,12 +201,11 @@ def _open_or_make(ops: FileOps, name: str, parent: int, where: Path) -> int:
 
 
 def _read_marker(ops: FileOps, tree: int, cache_dir: Path) -> str | None:
-    """The tree's id; None if there is no marker in an empty tree."""
+    """The tree's id; None if there is no marker yet in an empty tree."""
     try:
         fd = ops.open(MARKER, dir_fd=tree)
     except FileNotFoundError:
-        known = {place.value for place in Place}
-        if set(os.listdir(tree)) - known - {MARKER + ".new"}:
+        if set(os.listdir(tree)) - {_NEW_MARKER}:
             raise _not_ours(cache_dir) from None
         return None
     try:
@@ -173,27 +219,26 @@ def _read_marker(ops: FileOps, tree: int, cache_dir: Path) -> str | None:
         ops.close(fd)
 
 
-def _write_marker(ops: FileOps, tree: int, cache_dir: Path) -> str:
+def _write_marker(ops: FileOps, tree: int) -> str:
     store_id = secrets.token_hex(16)
     text = json.dumps({"program": "nearflash", "format": _MARKER_FORMAT, "id": store_id}) + "\n"
-    temporary = MARKER + ".new"
     try:
-        ops.unlink(temporary, dir_fd=tree)
+        ops.unlink(_NEW_MARKER, dir_fd=tree)
     except FileNotFoundError:
         pass
-    fd = ops.create(temporary, dir_fd=tree)
+    fd = ops.create(_NEW_MARKER, dir_fd=tree)
     try:
         ops.write(fd, text.encode(), 0)
         ops.sync(fd)
     finally:
         ops.close(fd)
-    ops.rename(temporary, MARKER, src_fd=tree, dst_fd=tree)
+    ops.rename(_NEW_MARKER, MARKER, src_fd=tree, dst_fd=tree)
     return store_id
 
 
 def _not_ours(cache_dir: Path) -> CacheError:
     return CacheError(
-        "holds files but no marker of this cache, so it is left alone",
+        "holds no marker of this cache, so it is left alone",
         url=str(cache_dir / TREE),
-        hint="choose another cache_dir",
+        hint="choose another cache_dir, or remove it if nothing else needs it",
     )

@@ -9,7 +9,7 @@ import re
 import stat
 from pathlib import Path
 
-from ..errors import CacheError, ConfigError, DiskFault
+from ..errors import CacheBusy, CacheError, ConfigError, DiskFault
 from .fileops import FileOps
 
 LOCK = "lock"
@@ -22,7 +22,8 @@ class DirectoryLock:
     The file stays; its content (the owner's pid) is for messages only.
     """
 
-    def __init__(self, fd: int, ops: FileOps) -> None:
+    def __init__(self, cache_dir: Path, fd: int, ops: FileOps) -> None:
+        self._cache_dir = cache_dir
         self._fd = fd
         self._ops = ops
 
@@ -30,35 +31,26 @@ class DirectoryLock:
     def take(cls, cache_dir: Path, ops: FileOps) -> DirectoryLock:
         """Take the lock without waiting.
 
-        Raises :class:`CacheError` if another process holds it (naming its pid) or if the file is not a lock of ours,
-        :class:`ConfigError` where the system has no ``flock``, ``OSError`` for the rest.
+        Raises :class:`CacheBusy` if another process holds it (naming its pid), :class:`CacheError` if the file is not a
+        lock of ours, :class:`ConfigError` where the system has no ``flock``, ``OSError`` for the rest.
         """
+        return cls(cache_dir, _take(cache_dir, ops), ops)
+
+    def renew(self) -> None:
+        """Lock the file that has the path now, if it is another one (the disk was away and is back). Raises as
+        :meth:`take` does."""
+        top = self._ops.open_top(str(self._cache_dir))
         try:
-            import fcntl
-        except ImportError:
-            raise ConfigError("the cache needs flock, which this system lacks", url=str(cache_dir)) from None
-        fd, writable = _open(cache_dir, ops)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise _foreign(cache_dir)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid = ops.read(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                raise CacheError(
-                    f"held by pid {pid}",
-                    url=str(cache_dir),
-                    hint="connect to that daemon, stop it, or choose another cache_dir",
-                ) from None
-            if not re.fullmatch(rb"\s*\d*\s*", ops.read(fd, 4096, 0)):
-                raise _foreign(cache_dir)
-            if writable:
-                with contextlib.suppress(OSError):  # a full disk must not keep what is cached from being read
-                    ops.write(fd, f"{os.getpid()}\n".ljust(16).encode(), 0)
-        except BaseException:
-            ops.close(fd)
-            raise
-        return cls(fd, ops)
+            there = self._ops.stat(LOCK, dir_fd=top)
+        except FileNotFoundError:
+            there = None
+        finally:
+            self._ops.close(top)
+        if there is not None and os.path.samestat(there, self._ops.fstat(self._fd)):
+            return
+        fresh = _take(self._cache_dir, self._ops)
+        self._ops.close(self._fd)
+        self._fd = fresh
 
     def close(self) -> None:
         """Release; idempotent."""
@@ -84,22 +76,51 @@ def prepare_directory(cache_dir: Path) -> None:
         )
 
 
+def _take(cache_dir: Path, ops: FileOps) -> int:
+    try:
+        import fcntl
+    except ImportError:
+        raise ConfigError("the cache needs flock, which this system lacks", url=str(cache_dir)) from None
+    fd, writable = _open(cache_dir, ops)
+    try:
+        if not stat.S_ISREG(ops.fstat(fd).st_mode):
+            raise _foreign(cache_dir)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = ops.read(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise CacheBusy(
+                f"held by pid {pid}",
+                url=str(cache_dir),
+                hint="connect to that daemon, stop it, or choose another cache_dir",
+            ) from None
+        if not re.fullmatch(rb"\s*\d*\s*", ops.read(fd, 4096, 0)):
+            raise _foreign(cache_dir)
+        if writable:
+            with contextlib.suppress(OSError):  # for messages only: a full disk must not keep the cache from reading
+                ops.write(fd, f"{os.getpid()}\n".ljust(16).encode(), 0)
+    except BaseException:
+        ops.close(fd)
+        raise
+    return fd
+
+
 def _open(cache_dir: Path, ops: FileOps) -> tuple[int, bool]:
-    top = ops.open_dir(str(cache_dir))
+    """(descriptor, whether it is writable) of the lock file, made if there is none."""
+    top = ops.open_top(str(cache_dir))
     try:
         try:
-            return ops.create(LOCK, dir_fd=top), True
-        except FileExistsError:
-            pass
-        except OSError as e:
-            if e.errno not in _READ_ONLY:
-                raise
-        try:
             return ops.open(LOCK, dir_fd=top, write=True), True
+        except FileNotFoundError:
+            return ops.create(LOCK, dir_fd=top), True
         except OSError as e:
             if e.errno not in _READ_ONLY:
                 raise
             return ops.open(LOCK, dir_fd=top), False
+    except OSError as e:
+        if e.errno in {errno.ELOOP, errno.EISDIR}:
+            raise _foreign(cache_dir) from e
+        raise
     finally:
         ops.close(top)
 

@@ -50,9 +50,10 @@ def shortfall(need: int, *, used: int, quota: int, available: int, pending: int,
 
 
 class Ledger:
-    """The running account of one store. Not thread-safe: the store's lock guards it.
+    """The running account of one store. Not thread-safe: the index's lock guards it.
 
     ``used`` counts a reservation from the moment it is made; ``pending`` is the part of it not yet allocated on disk.
+    ``ignored`` are files in our directories that are not ours to remove.
     """
 
     def __init__(self, quota: int, floor: int, headroom: int) -> None:
@@ -60,14 +61,16 @@ class Ledger:
         self.floor = floor
         self.headroom = headroom
         self.entries = 0
-        self.pending = 0
         self.directories = 0
+        self.ignored = 0
+        self.pending = 0
 
     @property
     def used(self) -> int:
-        return self.entries + self.directories
+        return self.entries + self.directories + self.ignored
 
     def short_of(self, need: int, available: int) -> int:
+        """How many bytes are lacking for ``need`` more, the disk having ``available``; see :func:`shortfall`."""
         return shortfall(
             need + self.headroom,
             used=self.used,
@@ -76,6 +79,10 @@ class Ledger:
             pending=self.pending,
             floor=self.floor,
         )
+
+    def never_fits(self, need: int) -> bool:
+        """Whether ``need`` bytes exceed the quota even with no entry left."""
+        return need + self.headroom + self.directories + self.ignored > self.quota
 
     def reserve(self, need: int) -> None:
         self.entries += need
@@ -90,3 +97,7 @@ class Ledger:
 
     def credit(self, size: int) -> None:
         self.entries -= size
+
+    def ignore(self, size: int) -> None:
+        self.entries -= size
+        self.ignored += size

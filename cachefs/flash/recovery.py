@@ -1,4 +1,4 @@
-"""What a directory means after its last owner died at any moment: a listing, a pure decision, and its execution.
+"""What a directory holds after its last owner died at any moment: a listing, and a pure decision about it.
 
 The store changes names only in these orders, so every crash leaves one of the situations that :func:`decide` knows:
 
@@ -6,18 +6,19 @@ The store changes names only in these orders, so every crash leaves one of the s
 - publish: data from ``filling`` to ``entries``, then the sidecar after it;
 - evict: sidecar removed, then data renamed to ``dying``, then (when nobody holds it) removed.
 
-An entry is visible only with both files in one place, and no chunk is read before its digest was checked, so a file
-that a crash left torn is never served. No data file is read here.
+An entry is visible only with both files, and no chunk is read before its digest was checked, so a file that a crash
+left torn is never served. No data file is read here.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .chunkfile import read_header
 from .fileops import FileOps, Found
-from .layout import Layout, Place, data_name, dying_name, is_dying_name, meta_name, parse_name
+from .layout import Layout, Place, dying_serial, meta_name, parse_name
+from .sidecar import Damaged, Foreign
 
 
 @dataclass(frozen=True)
@@ -27,114 +28,108 @@ class Pair:
     data: Found | None = None
     meta: Found | None = None
 
-    @property
-    def whole(self) -> bool:
-        return self.data is not None and self.meta is not None
-
-    @property
-    def disk_bytes(self) -> int:
-        return sum(f.disk_bytes for f in (self.data, self.meta) if f is not None)
-
-    @property
-    def last_use(self) -> float:
-        """Seconds since the epoch; the sidecar's time stamp."""
-        return self.meta.mtime if self.meta else 0.0
-
-
-NOTHING = Pair()
-
 
 @dataclass(frozen=True)
 class Listing:
-    """Our files by entry name in ``entries`` and ``filling``, and the file names in ``dying``."""
+    """Our files by entry name in ``entries`` and ``filling``, and those in ``dying``."""
 
     entries: Mapping[str, Pair] = field(default_factory=dict)
     filling: Mapping[str, Pair] = field(default_factory=dict)
     dying: tuple[Found, ...] = ()
 
 
-class Act(enum.Enum):
-    """One repair. The value says what it does to the named entry's file."""
+@dataclass(frozen=True)
+class Kept:
+    """An entry to keep. Its two places differ only if it died half-published: the sidecar has to follow the data."""
 
-    FINISH_PUBLISH = "rename the sidecar from filling to entries"
-    BURY_DATA = "rename the data file to dying"
-    REMOVE_META = "remove the sidecar"
+    name: str
+    data: Found
+    meta: Found
+    place: Place
+    meta_place: Place
 
 
 @dataclass(frozen=True)
-class Step:
-    act: Act
+class Leftover:
+    """A file to remove once nobody holds it. ``name`` is the entry's."""
+
     name: str
     place: Place
+    file: Found
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to keep, and the steps (in order) that tidy the rest. ``keep`` maps a name to where the entry is."""
+    """``kept`` least recently used first."""
 
-    keep: Mapping[str, tuple[Place, Pair]]
-    steps: tuple[Step, ...]
+    kept: tuple[Kept, ...]
+    leftovers: tuple[Leftover, ...]
 
 
 def decide(listing: Listing) -> Verdict:
-    """Pure: which entries a directory holds, and what to do about the leftovers of a crash.
+    """Pure: which entries a directory holds, and which files are the leftovers of a crash.
 
-    A published pair wins over a filling one of the same name. Half-published ones (data in ``entries``, sidecar still
-    in ``filling``) are finished: publishing begins only when every digest is recorded, and each chunk is verified
-    before it is read anyway.
+    A published pair wins over a filling one of the same name. A half-published one (data in ``entries``, sidecar still
+    in ``filling``) is kept and finished: publishing begins only when every digest is recorded, and each chunk is
+    verified before it is read anyway.
     """
-    keep: dict[str, tuple[Place, Pair]] = {}
-    steps: list[Step] = []
+    kept: list[Kept] = []
+    leftovers = [Leftover(found.name.split(".")[0], Place.DYING, found) for found in listing.dying]
 
     def drop(name: str, place: Place, pair: Pair) -> None:
-        if pair.meta:
-            steps.append(Step(Act.REMOVE_META, name, place))
-        if pair.data:
-            steps.append(Step(Act.BURY_DATA, name, place))
+        leftovers.extend(Leftover(name, place, f) for f in (pair.meta, pair.data) if f is not None)
 
-    for name in listing.entries.keys() | listing.filling.keys():
-        published = listing.entries.get(name, NOTHING)
-        filling = listing.filling.get(name, NOTHING)
-        if published.whole:
-            keep[name] = (Place.ENTRIES, published)
+    for name in sorted(listing.entries.keys() | listing.filling.keys()):
+        published = listing.entries.get(name, Pair())
+        filling = listing.filling.get(name, Pair())
+        if published.data and published.meta:
+            kept.append(Kept(name, published.data, published.meta, Place.ENTRIES, Place.ENTRIES))
             drop(name, Place.FILLING, filling)
         elif published.data and filling.meta and not filling.data:
-            steps.append(Step(Act.FINISH_PUBLISH, name, Place.FILLING))
-            keep[name] = (Place.ENTRIES, Pair(published.data, filling.meta))
+            kept.append(Kept(name, published.data, filling.meta, Place.ENTRIES, Place.FILLING))
         else:
             drop(name, Place.ENTRIES, published)
-            if filling.whole:
-                keep[name] = (Place.FILLING, filling)
+            if filling.data and filling.meta:
+                kept.append(Kept(name, filling.data, filling.meta, Place.FILLING, Place.FILLING))
             else:
                 drop(name, Place.FILLING, filling)
-    return Verdict(keep, tuple(steps))
+    kept.sort(key=lambda entry: entry.meta.mtime)
+    return Verdict(tuple(kept), tuple(leftovers))
 
 
-def list_tree(layout: Layout, ops: FileOps) -> Listing:
-    """Read the directories. Files that are not ours are left out."""
-    dying = tuple(f for f in ops.list_files(layout.fd(Place.DYING)) if is_dying_name(f.name))
-    return Listing(_pairs(layout, ops, Place.ENTRIES), _pairs(layout, ops, Place.FILLING), dying)
+def list_tree(layout: Layout, ops: FileOps) -> tuple[Listing, set[str]]:
+    """The directories' content, and the names that are of an unknown format and hence left out of it.
 
-
-def execute(steps: tuple[Step, ...], layout: Layout, ops: FileOps, first_serial: int) -> int:
-    """Carry the steps out; returns the next unused serial for names in ``dying``. Raises ``OSError``."""
-    serial = first_serial
-    for step in steps:
-        fd = layout.fd(step.place)
-        if step.act is Act.FINISH_PUBLISH:
-            ops.rename(meta_name(step.name), meta_name(step.name), src_fd=fd, dst_fd=layout.fd(Place.ENTRIES))
-        elif step.act is Act.REMOVE_META:
-            ops.unlink(meta_name(step.name), dir_fd=fd)
-        else:
-            target = dying_name(step.name, serial)
-            ops.rename(data_name(step.name), target, src_fd=fd, dst_fd=layout.fd(Place.DYING))
-            serial += 1
-    return serial
+    Sidecars that belong to no data file are opened to tell our leftovers from files of another format version; all
+    others are not read.
+    """
+    entries, filling = _pairs(layout, ops, Place.ENTRIES), _pairs(layout, ops, Place.FILLING)
+    foreign: set[str] = set()
+    for place, pairs in ((Place.ENTRIES, entries), (Place.FILLING, filling)):
+        foreign |= {n for n, p in pairs.items() if p.meta and not p.data and _is_foreign(layout, ops, place, n)}
+    for name in foreign:
+        entries.pop(name, None)
+        filling.pop(name, None)
+    dying = tuple(f for f in ops.list_files(layout.fd(Place.DYING)) if dying_serial(f.name) is not None)
+    return Listing(entries, filling, dying), foreign
 
 
 def next_serial(listing: Listing) -> int:
     """One more than the highest serial in ``dying``."""
-    return max((int(f.name.split(".")[1], 16) for f in listing.dying), default=-1) + 1
+    return max((dying_serial(found.name) or 0 for found in listing.dying), default=-1) + 1
+
+
+def _is_foreign(layout: Layout, ops: FileOps, place: Place, name: str) -> bool:
+    fd = ops.open(meta_name(name), dir_fd=layout.fd(place))
+    try:
+        read_header(ops, fd)
+    except Foreign:
+        return True
+    except Damaged:
+        return False
+    finally:
+        ops.close(fd)
+    return False
 
 
 def _pairs(layout: Layout, ops: FileOps, place: Place) -> dict[str, Pair]:

@@ -82,6 +82,10 @@ class Header:
     def file_bytes(self) -> int:
         return self.table_offset + 8 * self.n_chunks
 
+    def chunk_bytes(self, chunk: int) -> int:
+        """The length of one chunk: ``chunk_size``, less for the last."""
+        return min(self.chunk_size, self.size - chunk * self.chunk_size)
+
     def digest_offset(self, chunk: int) -> int:
         return self.table_offset + 8 * chunk
 

@@ -1,0 +1,229 @@
+"""Room for new entries: reserving it, evicting for it, and getting back what evicted files took.
+
+Space is credited only when a file is gone *and* nobody holds it: removing a file that a reader still has mapped frees
+nothing on disk. So an evicted file is first renamed into ``dying``, where it survives even a crash of this process,
+and stays accounted for until the system says that no other process has it open or mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..errors import CacheFull
+from .chunkfile import read_header
+from .eviction import Candidate, choose_victims
+from .index import Slot
+from .layout import Place, dying_name, meta_name
+from .parts import Parts
+from .quota import Usage
+from .sidecar import Damaged, Foreign
+
+_WAIT = 60.0
+"""Seconds to wait for another thread that is removing a file."""
+
+
+class Space:
+    """Evicts and removes; keeps the ledger true. Thread-safe through the index's lock.
+
+    Methods whose name begins with ``locked_`` are called with that lock held.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._ops = parts.ops
+        self._layout = parts.layout
+        self._index = parts.index
+        self._health = parts.health
+        self._metrics = parts.metrics
+        self.next_serial = 0
+
+    def usage(self) -> Usage:
+        available = self._ops.free_bytes(self._layout.tree_fd)
+        with self._index.lock:
+            self.locked_weigh_directories()
+            ledger = self._index.ledger
+            dying = sum(slot.charge for slot in self._index.dying.values())
+            free = max(0, -ledger.short_of(0, available))
+            return Usage(ledger.quota, ledger.used, free, dying, len(self._index.live))
+
+    def reserve(self, need: int, size: int, url: str) -> None:
+        """Reserve ``need`` bytes for an object of ``size`` bytes, evicting as little as will do.
+
+        Raises :class:`CacheFull` (having evicted nothing in vain) if quota, disk and what readers hold leave no room.
+        """
+        ledger = self._index.ledger
+        if ledger.never_fits(need):
+            raise CacheFull(
+                f"its {size} bytes do not fit into the quota of {ledger.quota} bytes", url=url, hint="raise the quota"
+            )
+        while True:
+            self.drop_dying()
+            available = self._ops.free_bytes(self._layout.tree_fd)
+            with self._index.lock:
+                self._index.require_open()
+                self.locked_weigh_directories()
+                short = ledger.short_of(need, available)
+                if short <= 0:
+                    ledger.reserve(need)
+                    return
+                if self.locked_evict(short):
+                    continue
+                # Another thread may be removing just what is needed.
+                removing = any(slot.dropping for slot in self._index.dying.values())
+                if removing and self._index.changed.wait(_WAIT):
+                    continue
+                raise CacheFull(
+                    f"no room for its {size} bytes: {short} short, with {ledger.used} of the quota of {ledger.quota} "
+                    f"in use and {available} free on disk, and readers hold what could be evicted",
+                    url=url,
+                    hint="raise the quota or free disk space",
+                )
+
+    def make_room(self, size: int) -> bool:
+        """Evict ``size`` bytes whatever the ledger says (the disk refused); False if that much cannot be evicted."""
+        with self._index.lock:
+            if not self.locked_evict(size):
+                return False
+        self.drop_dying()
+        return True
+
+    def shrink(self) -> None:
+        """Evict what the quota leaves no room for, as far as nobody holds it."""
+        with self._index.lock:
+            dying = sum(slot.charge for slot in self._index.dying.values())
+            over = self._index.ledger.used - dying - self._index.ledger.quota
+            if over > 0 and not self.locked_evict(over):
+                self.locked_evict(over, partly=True)
+        self.drop_dying()
+
+    def drop_dying(self) -> None:
+        """Remove the files on their way out that nobody holds any more, and credit their space."""
+        with self._index.lock:
+            self._index.require_open()
+            slots = [s for s in self._index.dying.values() if not s.in_use and not s.dropping]
+            for slot in slots:
+                slot.dropping = True
+        for slot in slots:
+            self._drop(slot)
+
+    def locked_weigh_directories(self) -> None:
+        ledger = self._index.ledger
+        ledger.directories = self._layout.directory_bytes()
+        self._metrics.set("flash_used_bytes", ledger.used)
+
+    def locked_evict(self, size: int, *, partly: bool = False) -> bool:
+        """Bury least recently used entries of at least ``size`` bytes together; False, burying none, if there are
+        not enough that nobody uses or holds (with ``partly``: burying those)."""
+        foreign: list[Slot] = []
+        try:
+            victims = choose_victims(self._candidates(foreign), size, partly=partly)
+        except OSError as e:
+            raise self._health.note(e, self._layout.path, "looking for what to evict") from e
+        for slot in foreign:
+            self._index.block(slot)
+            self._metrics.add("flash_foreign_ignored")
+        for victim in victims:
+            self.locked_bury(self._index.live[victim.name])
+            self._metrics.add("flash_evicted")
+            self._metrics.add("flash_evicted_bytes", victim.disk_bytes)
+        return bool(victims)
+
+    def locked_bury(self, slot: Slot) -> None:
+        """Make an entry invisible (its sidecar goes first) and move its data file to ``dying``.
+
+        Raises :class:`DiskFault`; if the sidecar could not be removed the entry stays as it was.
+        """
+        try:
+            self._gone_is_fine(lambda: self._ops.unlink(meta_name(slot.name), dir_fd=self._layout.fd(slot.meta_place)))
+        except OSError as e:
+            raise self._health.note(e, self._layout.file(slot.meta_place, slot.file), "evicting it") from e
+        if slot.entry is not None:
+            slot.entry.abandon()
+        self._index.add_dying(slot)
+        self.locked_move_to_dying(slot)
+
+    def locked_move_to_dying(self, slot: Slot) -> None:
+        """Rename a dying slot's file out of the way of a new entry of that name. Raises :class:`DiskFault`."""
+        source, target = self._layout.fd(slot.place), dying_name(slot.name, self.next_serial)
+        self.next_serial += 1
+        try:
+            self._gone_is_fine(
+                lambda: self._ops.rename(slot.file, target, src_fd=source, dst_fd=self._layout.fd(Place.DYING))
+            )
+        except OSError as e:
+            raise self._health.note(e, self._layout.file(slot.place, slot.file), "evicting it") from e
+        del self._index.dying[slot.place, slot.file]
+        slot.place, slot.file = Place.DYING, target
+        self._index.add_dying(slot)
+
+    def locked_clear(self, name: str) -> None:
+        """Move dying files out of the way of a new entry ``name``, where an earlier attempt failed."""
+        for slot in [s for s in self._index.dying.values() if s.name == name and s.place is not Place.DYING]:
+            if not slot.dropping:
+                self.locked_move_to_dying(slot)
+
+    def _candidates(self, foreign: list[Slot]) -> Iterator[Candidate]:
+        """Entries that nobody uses or holds, least recently used first; looks at their files one by one and puts those
+        that are not ours into ``foreign``."""
+        for slot in self._index.live.values():
+            if slot.in_use:
+                continue
+            if not self._is_ours(slot):
+                foreign.append(slot)
+            elif not self._is_held(slot):
+                yield Candidate(slot.name, slot.charge, slot.last_use)
+
+    def _is_ours(self, slot: Slot) -> bool:
+        """Whether an entry never looked at has a sidecar of a known format; it is left alone otherwise."""
+        if slot.entry is not None:
+            return True
+        try:
+            fd = self._ops.open(meta_name(slot.name), dir_fd=self._layout.fd(slot.meta_place))
+        except FileNotFoundError:
+            return True
+        try:
+            read_header(self._ops, fd)
+        except Foreign:
+            return False
+        except Damaged:
+            return True
+        finally:
+            self._ops.close(fd)
+        return True
+
+    def _is_held(self, slot: Slot) -> bool:
+        """Whether another process has the file open or mapped.
+
+        Where the system cannot tell, the leases alone decide: the space of a reader that keeps a map after giving its
+        lease back is then credited too early.
+        """
+        try:
+            fd = self._ops.open(slot.file, dir_fd=self._layout.fd(slot.place))
+        except FileNotFoundError:
+            return False
+        try:
+            return bool(self._ops.is_held(fd))
+        finally:
+            self._ops.close(fd)
+
+    def _drop(self, slot: Slot) -> None:
+        gone = False
+        try:
+            if not self._is_held(slot):
+                dir_fd = self._layout.fd(slot.place)
+                self._gone_is_fine(lambda: self._ops.unlink(slot.file, dir_fd=dir_fd))
+                gone = True
+        except OSError as e:
+            # Remembered as the store's fault; the file stays accounted for and is tried again.
+            self._health.note(e, self._layout.file(slot.place, slot.file), "removing it")
+        finally:
+            with self._index.lock:
+                slot.dropping = False
+                if gone:
+                    self._index.forget(slot)
+                self._index.changed.notify_all()
+
+    def _gone_is_fine(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except FileNotFoundError:
+            self._layout.check_present()
