@@ -1,0 +1,66 @@
+"""What happened in a run of several attempts, and the promises that must hold of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cachefs.errors import CheckpointConflict, Unavailable
+
+from ..claims import Claim, claim_generation
+from ..layout import StepRef
+from ..storage import Storage
+from ..timeline import latest_ref
+from .saving import InstantClock, require_sound, save_step
+
+
+def age(ref: StepRef | None) -> tuple[int, int]:
+    """Orders checkpoints as a run sees them: a newer generation counts more than a later step."""
+    return (0, -1) if ref is None else (ref.generation, ref.step)
+
+
+@dataclass
+class History:
+    """Acknowledged steps and finished claims, in order. Programs of one run add to it, one at a time."""
+
+    acknowledged: list[StepRef] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+
+    def claim(self, storage: Storage, attempt: str) -> Claim:
+        """Claim, and note it."""
+        claim = claim_generation(storage, attempt, clock=InstantClock())
+        self.claims.append(claim)
+        return claim
+
+    def save(self, storage: Storage, claim: Claim, step: int, *, nodes: int = 1) -> bool:
+        """Save, and note it if it is acknowledged; ``False`` if the attempt was told that it may not, or not surely."""
+        try:
+            ref = save_step(storage, claim, step, nodes=nodes, clock=InstantClock())
+        except (CheckpointConflict, Unavailable):
+            return False
+        self.acknowledged.append(ref)
+        return True
+
+    def read(self, storage: Storage) -> StepRef | None:
+        """``latest()``, with the promises to a reader checked.
+
+        It is sound, not older than what was acknowledged when the reader began, and not a step that a zombie has
+        committed: of the newest generation known by then, or one that generation has resumed from or could have.
+        """
+        promised = max(self.acknowledged, key=age, default=None)
+        newest = max(self.claims, key=lambda claim: claim.generation, default=None)
+        found = latest_ref(storage)
+        assert age(found) >= age(promised), f"latest() is {found}, but {promised} was acknowledged"
+        if newest is not None and (found is None or found.generation < newest.generation):
+            assert age(found) <= age(newest.resume), f"latest() is {found}, a zombie's: {newest}"
+        if found is not None:
+            require_sound(storage, found)
+        return found
+
+    def check(self, storage: Storage) -> None:
+        """The promises at the end of a run: those to a reader, and that every acknowledged step is sound."""
+        self.read(storage)
+        for ref in self.acknowledged:
+            require_sound(storage, ref)
+        assert len(set(self.acknowledged)) == len(self.acknowledged), "a step was acknowledged twice"
+        numbers = [claim.generation for claim in self.claims]
+        assert len(set(numbers)) == len(numbers), "a generation was claimed twice"
