@@ -140,21 +140,24 @@ class EpochOrder:
     def cursors(self, position: int) -> tuple[int, Int64s, Int64s]:
         """Where each lane stands when ``position`` samples have been taken: (next lane, block, offset in the block).
 
-        A lane that is used up stands at (number of its blocks, 0). The next lane at the epoch's end is 0. Raises
-        DataError for a position beyond the epoch, or one at which missing counts leave the lanes open.
+        The block is the one that the lane's last sample came from and the offset counts the samples taken of it, so
+        cursors never depend on what lies ahead; a lane not begun stands at (0, 0). The next lane at the epoch's end is
+        0. Raises DataError for a position beyond the epoch, or one at which missing counts leave the next lane open.
         """
         if not 0 <= position <= self.settled or (position == self.settled and not self.complete):
             raise DataError(f"position {position} is not among the {self.settled} known ones of epoch {self.epoch}")
         taken = self._rounds.taken(position)
         place = self._lane_start[:-1] + taken
-        block = np.searchsorted(self._block_start, place, side="right") - 1
-        done = taken >= self._rounds.lengths
-        block = np.where(done, self._lane_block[1:], block)
-        offset = np.where(done, 0, place - self._block_start[np.minimum(block, len(self._block_start) - 1)])
+        block = np.searchsorted(self._block_start, place - 1, side="right") - 1
+        begun = taken > 0
         next_lane = 0
         if position < self.settled:
             next_lane = int(self._rounds.locate(np.array([position], dtype=np.int64))[0][0])
-        return next_lane, block - self._lane_block[:-1], offset
+        return (
+            next_lane,
+            np.where(begun, block - self._lane_block[:-1], 0),
+            np.where(begun, place - self._block_start[block], 0),
+        )
 
     def uses_from(self, position: int, lanes: Int64s | None = None) -> Uses:
         """Which shards are needed from ``position`` on, and when; ``lanes`` limits it to those lanes (a node's own)."""

@@ -29,8 +29,8 @@ class LoaderState:
     """The next sample to use is at ``position`` of ``epoch``; a finished epoch is position 0 of the next.
 
     ``data`` is the data set's digest. ``table`` names the node of each lane (empty: no nodes). ``next_lane`` and
-    ``cursors`` -- one (block, offset in the block) per lane -- say the same as ``position`` without needing the counts
-    of shards that lie ahead, and are compared with it on loading.
+    ``cursors`` -- per lane the block last read from and how many samples of it are used -- say the same as ``position``
+    without needing the counts of shards that lie ahead; :meth:`check` compares the two.
     """
 
     data: str
@@ -116,11 +116,18 @@ class LoaderState:
         return state
 
     def check(self, orders: OrderOf) -> None:
-        """Raises StateError if the orders put the lanes elsewhere at this position: then sample counts differ."""
+        """Raises StateError if the orders put the lanes elsewhere at this position: then sample counts differ.
+
+        Raises DataError where too many counts are missing to tell.
+        """
         order = orders(self.epoch)
-        next_lane, blocks, offsets = order.cursors(self.position)
-        cursors = tuple(zip(blocks.tolist(), offsets.tolist(), strict=True))
-        if (next_lane, cursors) != (self.next_lane, self.cursors):
+        if order.complete and self.position >= order.total:
+            stands = False
+        else:
+            next_lane, blocks, offsets = order.cursors(self.position)
+            cursors = tuple(zip(blocks.tolist(), offsets.tolist(), strict=True))
+            stands = (next_lane, cursors) == (self.next_lane, self.cursors)
+        if not stands:
             raise StateError(
                 f"the loader state's lanes do not stand where position {self.position} of epoch {self.epoch} puts them",
                 hint="the shards' sample counts are not those it was saved with",
