@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from cachefs.errors import CheckpointConflict, Unavailable
 
 from ..claims import Claim, claim_generation
-from ..layout import StepRef
+from ..layout import StepRef, parse_start
 from ..storage import Storage
 from ..timeline import latest_ref
+from .model import ModelStore
 from .saving import InstantClock, require_sound, save_step
 
 
@@ -22,6 +23,7 @@ def age(ref: StepRef | None) -> tuple[int, int]:
 class History:
     """Acknowledged steps and finished claims, in order. Programs of one run add to it, one at a time."""
 
+    model: ModelStore = field(default_factory=ModelStore)
     acknowledged: list[StepRef] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
 
@@ -43,24 +45,37 @@ class History:
     def read(self, storage: Storage) -> StepRef | None:
         """``latest()``, with the promises to a reader checked.
 
-        It is sound, not older than what was acknowledged when the reader began, and not a step that a zombie has
-        committed: of the newest generation known by then, or one that generation has resumed from or could have.
+        It is sound, not older than what was acknowledged when the reader began, and not a step that came into place
+        after a newer generation had started.
         """
         promised = max(self.acknowledged, key=age, default=None)
-        newest = max(self.claims, key=lambda claim: claim.generation, default=None)
         found = latest_ref(storage)
         assert age(found) >= age(promised), f"latest() is {found}, but {promised} was acknowledged"
-        if newest is not None and (found is None or found.generation < newest.generation):
-            assert age(found) <= age(newest.resume), f"latest() is {found}, a zombie's: {newest}"
         if found is not None:
+            assert not self.is_zombie(found), f"latest() is {found}, a zombie's"
             require_sound(storage, found)
         return found
 
+    def is_zombie(self, ref: StepRef) -> bool:
+        """Whether a step came into place after a newer generation had its start record."""
+        started = False
+        for request in self.model.log:
+            if request.op == "put":
+                name = request.key.partition("/")[2]
+                started = started or (parse_start(name) or 0) > ref.generation
+                if name == ref.manifest:
+                    return started
+        return False
+
     def check(self, storage: Storage) -> None:
-        """The promises at the end of a run: those to a reader, and that every acknowledged step is sound."""
+        """The promises at the end of a run: those to a reader, that every acknowledged step is sound, and that each
+        generation resumes from no less than what older ones were promised."""
         self.read(storage)
         for ref in self.acknowledged:
             require_sound(storage, ref)
+            for claim in self.claims:
+                if claim.generation > ref.generation:
+                    assert age(claim.resume) >= age(ref), f"{ref} was acknowledged and is lost to {claim}"
         assert len(set(self.acknowledged)) == len(self.acknowledged), "a step was acknowledged twice"
         numbers = [claim.generation for claim in self.claims]
         assert len(set(numbers)) == len(numbers), "a generation was claimed twice"
