@@ -22,6 +22,7 @@ import mmap
 import os
 import struct
 import tempfile
+import weakref
 from types import TracebackType
 
 from .errors import ProtocolMismatch
@@ -53,12 +54,9 @@ class ChunkBits:
         self.n_chunks = n_chunks
         self.count = sum(initial) if initial else 0
         self.fd = _anonymous_file()
-        try:
-            os.ftruncate(self.fd, HEADER_BYTES + n_chunks)
-            self._map = mmap.mmap(self.fd, HEADER_BYTES + n_chunks)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        self._close_fd = weakref.finalize(self, os.close, self.fd)
+        os.ftruncate(self.fd, HEADER_BYTES + n_chunks)
+        self._map = mmap.mmap(self.fd, HEADER_BYTES + n_chunks)
         self._map[: _HEADER.size] = _HEADER.pack(MAGIC, n_chunks, self.all_set, 0)
         if initial:
             self._map[HEADER_BYTES:] = initial
@@ -99,11 +97,9 @@ class ChunkBits:
         return self._map[HEADER_BYTES:]
 
     def close(self) -> None:
-        """Unmap and close. Readers keep their own maps."""
-        if self.fd >= 0:
-            self._map.close()
-            os.close(self.fd)
-            self.fd = -1
+        """Unmap and close; idempotent. Readers keep their own maps."""
+        self._map.close()
+        self._close_fd()
 
 
 class BitmapReader:

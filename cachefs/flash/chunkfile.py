@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 
 from ..bitmap import ChunkBits
@@ -134,7 +133,7 @@ class Donor:
         self._header = file.header
         self._digests = array("Q", file.digests)
         self._digests[bad] = 0
-        self._fd = os.dup(file.data_fd)
+        self._fd = ops.duplicate(file.data_fd)
 
     def offers(self, chunk: int) -> bool:
         return self._fd >= 0 and self._digests[chunk] != 0

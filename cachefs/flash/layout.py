@@ -169,7 +169,7 @@ class Layout:
             self._ops.close(tree)
 
     def _reopen(self, tree: int) -> None:
-        fresh = {".": self._ops.open_top(str(self.cache_dir)), TREE: os.dup(tree)}
+        fresh = {".": self._ops.open_top(str(self.cache_dir)), TREE: self._ops.duplicate(tree)}
         try:
             for place in Place:
                 fresh[place.value] = self._ops.open_dir(place.value, dir_fd=tree)
