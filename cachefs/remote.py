@@ -79,6 +79,10 @@ class RemoteShard(Shard):
     def cached(self) -> bool:
         return isinstance(self._source, Attachment)
 
+    @property
+    def uncached_reason(self) -> str:
+        return "" if self.cached else self._reason
+
     def view(self) -> memoryview:
         return private_map(self._ready(0, self.size).fd, self.size)
 
@@ -165,6 +169,7 @@ class RemoteShard(Shard):
     def _pass_through(self, reason: NearflashError) -> None:
         if self._session().first_warning(type(reason).__name__):
             log.warning("%s is read past the cache: %s", self.url, reason.what)
+        self._reason = reason.what
         self._replace(PassThrough(self.size, self._piece, self._fetch))
 
     def _replace(self, source: Attachment | PassThrough) -> None:

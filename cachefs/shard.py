@@ -50,6 +50,11 @@ class Shard(ABC):
     def cached(self) -> bool:
         """False: the cache could not take the object; bytes pass through to private memory of this process."""
 
+    @property
+    def uncached_reason(self) -> str:
+        """Why :attr:`cached` is false; empty otherwise."""
+        return ""
+
     @abstractmethod
     def view(self) -> memoryview:
         """All bytes, as a fresh *writable* private mapping: 1-D, unsigned bytes, ``len() == size``.

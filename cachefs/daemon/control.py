@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 from .. import protocol
@@ -38,7 +39,7 @@ class ControlServer:
         engine: Engine,
         prefetcher: Prefetcher,
         *,
-        cache_dir: str,
+        cache_dir: Path,
         metrics: Metrics,
         clock: Clock,
         log: Log,
@@ -46,7 +47,7 @@ class ControlServer:
     ) -> None:
         self._engine = engine
         self._prefetcher = prefetcher
-        self._cache_dir = cache_dir
+        self._cache_dir = str(cache_dir)
         self._metrics = metrics
         self._clock = clock
         self._log = log

@@ -82,7 +82,7 @@ class Log:
         self._wake.set()
 
     async def _write(self, data: bytes) -> None:
-        async with aiofiles.open(self._path, "ab", opener=_private) as file:
+        async with aiofiles.open(self._path, "ab", opener=private_opener) as file:
             await file.write(data)
             size = await file.tell()
         if size > _MOST_BYTES:
@@ -94,5 +94,6 @@ def safe_text(text: str) -> str:
     return _QUERY.sub(r"\1", " ".join(text.split()))
 
 
-def _private(path: str, flags: int) -> int:
+def private_opener(path: str, flags: int) -> int:
+    """For ``open``: a new file is of mode 0600, a symbolic link is refused."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)

@@ -1,0 +1,103 @@
+"""The daemon's engine over a scripted store, without sockets, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..clock import SYSTEM_CLOCK, Clock
+from ..config import Origin, Settings
+from ..daemon.disk import Disk
+from ..daemon.engine import Engine, Opening
+from ..daemon.log import Log
+from ..flash import FlashStore
+from ..metrics import Metrics
+from ..objstore.url import ObjectUrl
+from .scripted import ScriptedStore
+
+CHUNK = 64 * 1024
+ORIGIN = Origin(endpoint="http://origin.test")
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Return once ``condition`` holds; it is looked at again and again, since it may concern threads and processes."""
+    for _ in range(int(seconds / 0.002)):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError(f"not so after {seconds:.0f} s")
+
+
+@dataclass
+class EngineBox:
+    """An engine and what it works with. URLs are ``s3://bucket/<key>``."""
+
+    engine: Engine
+    store: ScriptedStore
+    metrics: Metrics
+    log: Log
+    disk: Disk
+
+    async def open(self, key: str, *, version: str | None = None, size: int | None = None) -> Opening:
+        return await self.engine.open(f"s3://bucket/{key}", ORIGIN, version, size)
+
+    async def wait_all(self, opening: Opening, seconds: float = 30.0) -> bool:
+        """Wait for every chunk of an opening."""
+        assert opening.held is not None
+        entry = opening.held.entry
+        progress = await self.engine.wait(entry, opening.source, 0, entry.n_chunks, seconds)
+        return progress.done
+
+    async def read(self, opening: Opening) -> bytes:
+        """All bytes of an opening through its descriptor, which is closed, as is the lease."""
+        assert opening.held is not None
+        assert await self.wait_all(opening)
+        data = os.pread(opening.held.fds[0], opening.held.entry.size, 0)
+        self.give_back(opening)
+        return data
+
+    def give_back(self, opening: Opening) -> None:
+        if opening.held is not None:
+            opening.held.close_files()
+        self.engine.release(opening)
+
+
+def box_settings(cache_dir: Path, **changes: Any) -> Settings:
+    """Small chunks, a small budget."""
+    values: dict[str, Any] = {
+        "quota": 64 << 20,
+        "chunk_size": CHUNK,
+        "transfer_bytes": 8 * CHUNK,
+        "request_deadline": 30.0,
+        **changes,
+    }
+    return Settings(cache_dir=cache_dir, socket=cache_dir / "s.sock", **values)
+
+
+@asynccontextmanager
+async def engine_box(
+    cache_dir: Path, store: ScriptedStore, *, clock: Clock = SYSTEM_CLOCK, **changes: Any
+) -> AsyncIterator[EngineBox]:
+    """An open engine on ``cache_dir`` whose every bucket is ``store``."""
+    settings = box_settings(cache_dir, **changes)
+    metrics = Metrics()
+    log = Log(cache_dir, clock)
+    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock), clock, log)
+
+    def opener(url: ObjectUrl, origin: Origin) -> ScriptedStore:
+        return store
+
+    engine = Engine(settings, disk, opener, metrics=metrics, clock=clock, log=log)
+    await disk.open()
+    writing = asyncio.create_task(log.run())
+    try:
+        yield EngineBox(engine, store, metrics, log, disk)
+    finally:
+        await engine.close()
+        log.close()
+        await writing

@@ -1,0 +1,389 @@
+"""The engine without sockets: single flight, order, versions, pass-through, leases."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachefs.daemon.chunkqueue import Tier
+from cachefs.daemon.origins import HEAD_TTL
+from cachefs.errors import CacheFull, Changed, ConfigError, Denied, NotFound, Unavailable
+from cachefs.testing.clock import ManualClock
+from cachefs.testing.enginebox import CHUNK, ORIGIN, EngineBox, engine_box, until
+from cachefs.testing.scripted import Call, ScriptedStore
+
+
+def data_of(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def drive(
+    tmp_path: Path, store: ScriptedStore, test: Callable[[EngineBox], Coroutine[Any, Any, None]], **changes: Any
+) -> None:
+    async def go() -> None:
+        async with engine_box(tmp_path / "cache", store, **changes) as box:
+            await asyncio.wait_for(test(box), 60)
+
+    asyncio.run(go())
+
+
+def test_a_cold_object_is_fetched_once_for_eight_readers_and_never_again(tmp_path: Path) -> None:
+    data = data_of(1, 5 * CHUNK + 17)
+    store = ScriptedStore({"k": data})
+
+    async def test(box: EngineBox) -> None:
+        openings = await asyncio.gather(*(box.open("k") for _ in range(8)))
+        assert [d == data for d in await asyncio.gather(*map(box.read, openings))] == [True] * 8
+        assert store.count("head") == 1
+        assert sorted((c.start, c.end) for c in store.calls if c.kind == "get") == [
+            (i * CHUNK, min((i + 1) * CHUNK, len(data))) for i in range(6)
+        ]
+        before = len(store.calls)
+        assert await box.read(await box.open("k")) == data
+        assert len(store.calls) == before
+        assert not box.engine.busy
+
+    drive(tmp_path, store, test)
+
+
+def test_version_and_size_of_a_listing_save_the_head(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": data_of(2, 1000)})
+    meta = store.meta("k")
+
+    async def test(box: EngineBox) -> None:
+        assert await box.read(await box.open("k", version=meta.version, size=meta.size)) == store.objects["k"]
+        assert store.count("head") == 0
+
+    drive(tmp_path, store, test)
+
+
+def test_a_version_that_is_no_etag_is_checked_by_head(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": data_of(2, 1000)}, quoted=False)
+    meta = store.meta("k")
+
+    async def test(box: EngineBox) -> None:
+        assert await box.read(await box.open("k", version=meta.version, size=meta.size)) == store.objects["k"]
+        assert store.count("head") == 1
+        with pytest.raises(Changed, match="no longer the version"):
+            await box.open("k", version="other", size=meta.size)
+
+    drive(tmp_path, store, test)
+
+
+def test_demanded_chunks_come_first_then_file_order(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": data_of(3, 10 * CHUNK)})
+
+    async def test(box: EngineBox) -> None:
+        store.gate = asyncio.Event()
+        opening = await box.open("k")
+        assert opening.held is not None
+        entry = opening.held.entry
+        waiting = asyncio.create_task(box.engine.wait(entry, opening.source, 8, 9, 30))
+        await until(lambda: store.count("get") >= 2)
+        store.gate.set()
+        assert (await waiting).done
+        assert await box.read(opening) == store.objects["k"]
+        starts = [c.start // CHUNK for c in store.calls if c.kind == "get"]
+        assert starts.index(8) <= 3, f"chunk 8 was waited for, yet the order was {starts}"
+        rest = [s for s in starts if s != 8]
+        assert rest == sorted(rest)
+
+    drive(tmp_path, store, test, transfer_bytes=2 * CHUNK)
+
+
+def test_an_object_that_changes_during_a_fill_is_an_error_and_a_new_open_sees_the_new_one(tmp_path: Path) -> None:
+    old, new = data_of(4, 4 * CHUNK), data_of(5, 3 * CHUNK)
+    store = ScriptedStore({"k": old})
+
+    def change(call: Call) -> None:
+        if call.kind == "get" and call.start == 2 * CHUNK:
+            store.objects["k"] = new
+
+    async def test(box: EngineBox) -> None:
+        store.before = change
+        opening = await box.open("k")
+        with pytest.raises(Changed):
+            await box.wait_all(opening)
+        box.give_back(opening)
+        assert await box.read(await box.open("k")) == new
+
+    drive(tmp_path, store, test, transfer_bytes=CHUNK)
+
+
+def test_a_change_is_seen_once_the_remembered_head_is_old(tmp_path: Path) -> None:
+    old, new = data_of(6, 100), data_of(7, 200)
+    store = ScriptedStore({"k": old})
+    clock = ManualClock()
+
+    async def test(box: EngineBox) -> None:
+        assert await box.read(await box.open("k")) == old
+        store.objects["k"] = new
+        assert await box.read(await box.open("k")) == old
+        clock.advance(HEAD_TTL)
+        assert await box.read(await box.open("k")) == new
+        store.objects["k"] = old
+        assert (await box.engine.stat("s3://bucket/k", ORIGIN)).size == 100, "stat asks afresh"
+
+    drive(tmp_path, store, test, clock=clock)
+
+
+def test_errors_of_the_origin_reach_every_reader_and_the_next_wait_tries_again(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": data_of(8, 3 * CHUNK)})
+    broken = True
+
+    def fail(call: Call) -> None:
+        if broken and call.kind == "get" and call.start == CHUNK:
+            raise Unavailable("cut", url="s3://bucket/k")
+
+    async def test(box: EngineBox) -> None:
+        nonlocal broken
+        store.before = fail
+        store.gate = asyncio.Event()
+        a, b = await box.open("k"), await box.open("k")
+        both = asyncio.gather(box.wait_all(a), box.wait_all(b), return_exceptions=True)
+        await until(lambda: store.count("get") == 1)
+        await asyncio.sleep(0)
+        store.gate.set()
+        results = await both
+        assert [type(r) for r in results] == [Unavailable, Unavailable]
+        broken = False
+        assert await box.read(a) == store.objects["k"]
+        assert await box.read(b) == store.objects["k"]
+        assert box.metrics.get("fill_failures") == 1
+
+    drive(tmp_path, store, test, transfer_bytes=CHUNK)
+
+
+def test_wrong_key_wrong_rights_and_a_prefix(tmp_path: Path) -> None:
+    store = ScriptedStore({"folder/a": b"1", "secret": b"2"})
+
+    def deny(call: Call) -> None:
+        if call.key == "secret":
+            raise Denied("no right", url="s3://bucket/secret")
+
+    async def test(box: EngineBox) -> None:
+        store.before = deny
+        with pytest.raises(NotFound, match="no such key"):
+            await box.open("absent")
+        with pytest.raises(NotFound, match=r"folder: is a prefix \(a directory\) with objects under it"):
+            await box.open("folder")
+        with pytest.raises(Denied):
+            await box.open("secret")
+        with pytest.raises(ConfigError, match="local path"):
+            await box.engine.open("/etc/hostname", ORIGIN, None, None)
+        assert not box.engine.busy
+
+    drive(tmp_path, store, test)
+
+
+@pytest.mark.parametrize("quota", [0, 256 * 1024])
+def test_an_object_beyond_the_quota_passes_through_without_waiting(tmp_path: Path, quota: int) -> None:
+    data = data_of(9, 1 << 20)
+    store = ScriptedStore({"big": data})
+    meta = store.meta("big")
+
+    async def test(box: EngineBox) -> None:
+        for _ in range(3):
+            opening = await box.open("big")
+            assert opening.held is None
+            assert isinstance(opening.reason, CacheFull)
+        assert box.metrics.get("open_bypasses") == 3
+        url = "s3://bucket/big"
+        got = b""
+        for start in range(0, len(data), CHUNK):
+            async with box.engine.read(url, ORIGIN, meta.version, meta.size, start, start + CHUNK) as part:
+                got += bytes(part)
+        assert got == data
+        usage = await box.disk.usage()
+        assert usage is not None
+        assert usage.entries == 0
+        assert usage.used <= quota or quota == 0, "empty folders are all that is left"
+
+    drive(tmp_path, store, test, quota=quota)
+
+
+def test_leases_keep_entries_and_a_full_cache_passes_through_until_one_is_given_back(tmp_path: Path) -> None:
+    store = ScriptedStore({k: data_of(ord(k), 1 << 20) for k in "abc"})
+
+    async def test(box: EngineBox) -> None:
+        a, b = await box.open("a"), await box.open("b")
+        assert a.held is not None
+        assert b.held is None, "the quota holds one"
+        await box.wait_all(a)
+        box.give_back(a)
+        assert await box.read(await box.open("b")) == store.objects["b"]
+        assert {e.url for e in await box.engine.entries()} == {"s3://bucket/b"}
+
+    drive(tmp_path, store, test, quota=int(1.8 * (1 << 20)))
+
+
+def test_wait_returns_after_its_seconds_with_progress(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": data_of(10, 3 * CHUNK)})
+
+    async def test(box: EngineBox) -> None:
+        store.gate = asyncio.Event()
+        opening = await box.open("k")
+        assert opening.held is not None
+        entry = opening.held.entry
+        progress = await box.engine.wait(entry, opening.source, 0, 3, 0.05)
+        assert (progress.done, progress.present) == (False, 0)
+        store.gate.set()
+        progress = await box.engine.wait(entry, opening.source, 0, 3, 30)
+        assert (progress.done, progress.present) == (True, 3)
+        with pytest.raises(ConfigError, match="no chunks"):
+            await box.engine.wait(entry, opening.source, 0, 4, 1)
+        box.give_back(opening)
+
+    drive(tmp_path, store, test)
+
+
+def test_a_restart_verifies_instead_of_fetching_and_resumes_a_partial_fill(tmp_path: Path) -> None:
+    data = data_of(11, 6 * CHUNK)
+    store = ScriptedStore({"k": data})
+
+    async def first(box: EngineBox) -> None:
+        store.gate = asyncio.Event()
+        opening = await box.open("k")
+        await until(lambda: store.count("get") == 6)
+        box.give_back(opening)
+
+    async def second(box: EngineBox) -> None:
+        store.gate = None
+        store.calls.clear()
+        opening = await box.open("k")
+        assert opening.held is not None
+        await box.engine.wait(opening.held.entry, opening.source, 0, 3, 30)
+        box.give_back(opening)
+        await until(lambda: not box.engine.busy)
+
+    async def third(box: EngineBox) -> None:
+        store.calls.clear()
+        assert await box.read(await box.open("k")) == data
+        assert store.count("get") == 0
+
+    for test in (first, second, third):
+        drive(tmp_path, store, test)
+
+
+def test_a_chunk_that_rotted_on_disk_is_never_served(tmp_path: Path) -> None:
+    data = data_of(12, 4 * CHUNK)
+    store = ScriptedStore({"k": data})
+
+    async def fill(box: EngineBox) -> None:
+        assert await box.read(await box.open("k")) == data
+
+    drive(tmp_path, store, fill)
+    (path,) = [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.stat().st_size == len(data)]
+    with open(path, "r+b") as f:
+        f.seek(2 * CHUNK + 5)
+        f.write(b"rot")
+
+    async def reread(box: EngineBox) -> None:
+        opening = await box.open("k")
+        for _ in range(3):
+            assert opening.held is not None
+            progress = await box.engine.wait(opening.held.entry, opening.source, 0, 4, 30)
+            if progress.done:
+                break
+            assert progress.superseded
+            box.give_back(opening)
+            opening = await box.open("k")
+        assert await box.read(opening) == data
+
+    drive(tmp_path, store, reread)
+
+
+def test_cancelled_openings_give_back_leases_and_descriptors(tmp_path: Path) -> None:
+    store = ScriptedStore({str(i): data_of(i, 1000) for i in range(40)})
+
+    async def test(box: EngineBox) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        rng = random.Random(0)
+        tasks = []
+        for i in range(40):
+            tasks.append(asyncio.create_task(box.open(str(i))))
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+            tasks[-1].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if not isinstance(result, BaseException):
+                box.give_back(result)
+        await until(lambda: not box.engine.busy)
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+        assert sum(e.leases for e in await box.engine.entries()) == 0
+
+    drive(tmp_path, store, test)
+
+
+def test_listing_leaves_out_markers_and_tells_what_is_cached(tmp_path: Path) -> None:
+    store = ScriptedStore({"d/": b"", "d/a": b"12", "d/b": b"345", "d/e/": b"", "d/e/f": b"6", "d2": b"7"})
+
+    async def test(box: EngineBox) -> None:
+        await box.read(await box.open("d/b"))
+        flat = [
+            s
+            async for page in box.engine.list_folder("s3://bucket/d", ORIGIN, delimiter=False, cached=True)
+            for s in page
+        ]
+        assert [(s.url, s.cached_bytes) for s in flat] == [
+            ("s3://bucket/d/a", 0),
+            ("s3://bucket/d/b", 3),
+            ("s3://bucket/d/e/f", 0),
+        ]
+        top = [
+            s
+            async for page in box.engine.list_folder("s3://bucket/d/", ORIGIN, delimiter=True, cached=False)
+            for s in page
+        ]
+        assert [s.url for s in top] == ["s3://bucket/d/a", "s3://bucket/d/b", "s3://bucket/d/e/"]
+        assert [s.is_prefix for s in top] == [False, False, True]
+
+    drive(tmp_path, store, test)
+
+
+def test_evict_drops_what_is_free_and_counts_what_is_in_use(tmp_path: Path) -> None:
+    store = ScriptedStore({k: data_of(1, 1000) for k in "abc"})
+
+    async def test(box: EngineBox) -> None:
+        held = await box.open("a")
+        await box.wait_all(held)
+        for key in "bc":
+            await box.read(await box.open(key))
+        gone = await box.engine.evict(["s3://bucket/a", "s3://bucket/b"], everything=False)
+        assert (gone.entries, gone.busy) == (1, 1)
+        assert gone.freed > 0
+        box.give_back(held)
+        gone = await box.engine.evict([], everything=True)
+        assert (gone.entries, gone.busy) == (2, 0)
+        assert await box.engine.entries() == []
+
+    drive(tmp_path, store, test)
+
+
+def test_chunks_asked_for_ahead_of_time_wait_for_opened_ones(tmp_path: Path) -> None:
+    store = ScriptedStore({"ahead": data_of(1, 6 * CHUNK), "now": data_of(2, 4 * CHUNK)})
+
+    async def test(box: EngineBox) -> None:
+        store.gate = asyncio.Event()
+        ahead = await box.engine.open("s3://bucket/ahead", ORIGIN, None, None, tier=Tier.AHEAD)
+        await until(lambda: store.count("get") >= 1)
+        now = await box.open("now")
+        assert now.held is not None and ahead.held is not None
+        entry = now.held.entry
+        await until(lambda: box.engine.fetcher.left(entry) == 4)
+        store.gate.set()
+        await asyncio.gather(box.wait_all(now), box.engine.fetcher.finish(ahead.held.entry))
+        order = [c.key for c in store.calls if c.kind == "get"]
+        assert order.index("now") <= 1
+        assert order[-5:] == ["ahead"] * 5
+        box.give_back(now)
+        box.give_back(ahead)
+
+    drive(tmp_path, store, test, transfer_bytes=CHUNK)
