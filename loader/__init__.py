@@ -1,0 +1,42 @@
+"""nearflash's data loader: shards of any common format as an exact, elastic, resumable PyTorch data set.
+
+import loader
+ds = loader.ShardDataset("s3://bucket/data", batch_size=32)
+for batch in torch.utils.data.DataLoader(ds, batch_size=32, num_workers=2, collate_fn=loader.collate): ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import formats
+from .reader import DataWarning, ShardReader, open_shard
+from .sample import Batch, Sample
+
+if TYPE_CHECKING:
+    from .batched import Batches
+    from .collation import collate
+    from .dataset import ShardDataset
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "DataWarning",
+    "Sample",
+    "ShardDataset",
+    "ShardReader",
+    "collate",
+    "formats",
+    "open_shard",
+]
+
+# These need torch, which open_shard does not.
+_LAZY = {"Batches": ".batched", "ShardDataset": ".dataset", "collate": ".collation"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,12 +13,14 @@ class Stamp:
     """Where one rank's part of one global batch stands in the order.
 
     All samples of that part share one stamp. ``end`` is the global position behind the batch: a run that has used the
-    batch goes on there. ``size`` is the number of samples in this rank's part.
+    batch goes on there. ``size`` is the number of samples in this rank's part. ``stop``: where the pass ends, if
+    that is not what its start and batch size say (see ``loader.passes``).
     """
 
     epoch: int
     end: int
     size: int
+    stop: int | None = None
 
 
 class _Stamped(dict[str, Any]):

@@ -89,6 +89,9 @@ class Tokens(Format):
         """The dtype of a sample's arrays."""
         return self.stored if self.out is None else np.dtype(self.out)
 
+    def identity(self) -> str:
+        return f"{self.length} {self.step} {self.dtype} {self.labels}"  # not `out`: it changes no sample's place
+
     def count(self, size: int, url: str) -> int:
         item = self.stored.itemsize
         if size % item:

@@ -1,0 +1,134 @@
+"""Samples to batches: :func:`collate`, made for ``DataLoader(collate_fn=loader.collate)``.
+
+Unlike torch's own it keeps what cannot be stacked (images of different sizes, encoded bytes) as lists instead of
+failing, and it carries the samples' :class:`~loader.sample.Stamp` into the batch, so ``dataset.state_after(batch)``
+knows where the user is whatever the workers have read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from cachefs.errors import ConfigError, DataError
+
+from .sample import Batch, Sample, Stamp
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """A batch from samples that are all mappings, all tuples or lists of one length, or all single values.
+
+    Mappings become a :class:`Batch` with the same fields. Per field (or place):
+
+    * arrays and tensors of one shape and dtype, and numbers of one type, are stacked into one tensor;
+    * arrays and tensors that differ in shape stay a list (*ragged*), as do ``str``, ``bytes`` and all other objects;
+    * nested mappings and tuples are collated in turn where their structure agrees, else kept as a list.
+
+    In a DataLoader worker tensors are stacked straight into shared memory. Raises ``DataError`` when samples have
+    different fields (say what to do), ``ConfigError`` when the DataLoader's ``batch_size`` is not the data set's.
+    """
+    if not samples:
+        raise DataError("an empty list of samples cannot be collated")
+    first = samples[0]
+    if isinstance(first, Mapping):
+        stamp = common_stamp(samples)
+        batch = Batch(_mappings(samples))
+        batch.stamp = stamp
+        return batch
+    if type(first) in (tuple, list) and _same_length(samples):
+        return type(first)(_field(list(column)) for column in zip(*samples, strict=True))
+    return _field(list(samples))
+
+
+def common_stamp(samples: Sequence[Any]) -> Stamp | None:
+    """The stamp of the samples of one batch; ``None`` if they carry none (a transform made new objects).
+
+    Raises ``ConfigError`` where they are not exactly one batch of the data set.
+    """
+    stamps = [sample.stamp if isinstance(sample, Sample) else None for sample in samples]
+    stamp = stamps[0]
+    if stamp is None:
+        return None
+    if len(samples) != stamp.size or any(other is not stamp for other in stamps):
+        raise ConfigError(
+            f"a batch of {len(samples)} samples, but the data set deals batches of {stamp.size}",
+            hint="give both the same batch_size, or use DataLoader(dataset.batched(), batch_size=None)",
+        )
+    return stamp
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor, in shared memory if this is a DataLoader worker (so sending it copies nothing)."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    count = int(np.prod(shape, dtype=np.int64))
+    storage = torch.UntypedStorage._new_shared(count * dtype.itemsize)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+
+
+def _mappings(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = samples[0].keys()
+    for sample in samples:
+        if sample.keys() != names:
+            differ = ", ".join(sorted(map(str, names ^ sample.keys())))
+            raise DataError(
+                f"samples of one batch differ in the field(s) {differ}",
+                hint="choose fields=[...] that every sample has, or fill them in a transform",
+            )
+    return {name: _field([sample[name] for sample in samples]) for name in names}
+
+
+def _field(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, np.ndarray):
+        return _arrays(values)
+    if isinstance(first, torch.Tensor):
+        return _tensors(values)
+    kind = type(first)
+    if any(type(value) is not kind for value in values):
+        return values
+    if isinstance(first, bool | int | float):
+        return _numbers(values)
+    if isinstance(first, np.generic) and first.dtype.kind in "biufc":
+        return torch.from_numpy(np.array(values))
+    if isinstance(first, Mapping) and all(value.keys() == first.keys() for value in values):
+        return _mappings(values)
+    if kind is tuple and _same_length(values):
+        return tuple(_field(list(column)) for column in zip(*values, strict=True))
+    return values
+
+
+def _arrays(values: list[Any]) -> Any:
+    first = values[0]
+    same = all(isinstance(v, np.ndarray) and v.shape == first.shape and v.dtype == first.dtype for v in values)
+    if not same or first.dtype.kind not in "biufc":
+        return values
+    native = first.dtype.newbyteorder("=")
+    out = empty((len(values), *first.shape), torch.from_numpy(np.empty(0, native)).dtype)
+    np.stack(values, out=out.numpy())
+    return out
+
+
+def _tensors(values: list[Any]) -> Any:
+    first = values[0]
+    if not all(isinstance(v, torch.Tensor) and v.shape == first.shape and v.dtype == first.dtype for v in values):
+        return values
+    if first.layout != torch.strided or first.device.type != "cpu":
+        return torch.stack(values)
+    return torch.stack(values, out=empty((len(values), *first.shape), first.dtype))
+
+
+def _numbers(values: list[Any]) -> Any:
+    try:
+        return torch.tensor(values)
+    except (OverflowError, RuntimeError):
+        return values  # integers beyond 64 bits
+
+
+def _same_length(values: Sequence[Any]) -> bool:
+    first = values[0]
+    return all(type(value) is type(first) and len(value) == len(first) for value in values)

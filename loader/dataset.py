@@ -1,0 +1,258 @@
+"""The facade: :class:`ShardDataset`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.utils.data import IterableDataset
+
+from cachefs.errors import StateError
+
+from .batched import Batches
+from .decode import DecodeOption
+from .definition import Definition, Options
+from .epochcell import Base, EpochCell, Start
+from .formats import Format, resolve
+from .manifest import Manifest
+from .progress import (
+    Progress,
+    after_batches,
+    after_progress,
+    after_stamp,
+    base_from_dict,
+    base_to_dict,
+    worker_from_dict,
+    worker_to_dict,
+)
+from .reading import Reading
+from .samples import Transform
+from .sources import Source
+from .workers import find_worker
+
+if TYPE_CHECKING:
+    from cachefs.client import Client
+
+
+class ShardDataset(IterableDataset[Any]):
+    """A data set of shards in an object store or on disk, read in an order that is exact, elastic and resumable.
+
+    The data set is dealt into one global sequence per epoch, the same for every number of ranks and workers; a rank
+    reads its part of each global batch. Nothing is listed or read before the first use.
+
+    ``source``: a folder or prefix, a pattern (``s3://b/x-{000..011}.tar``, ``*.mds``), a list of URLs, or an MDS
+    ``index.json``. ``batch_size``: samples per rank, as in DataLoader, which must be given the same (or
+    ``batched()`` and ``batch_size=None``); ``global_batch_size``: samples over all ranks, the form that keeps every
+    batch the same when the number of ranks changes. ``format``: a name or an object of :mod:`loader.formats`; without
+    it the bytes decide. ``fields``: only these; a sample without one of them is an error. ``transform(sample, rng)``:
+    ``rng`` is a numpy generator keyed by (seed, epoch, sample id), so augmentation resumes exactly. ``drop_last``
+    leaves out the incomplete last batch (with ``drop_last=False`` ranks that could not all have a part of it are
+    refused); ``pad=True`` fills it with repeats from the epoch's start, marked in the field ``__repeat__``.
+    ``decode``: see :mod:`loader.decode`. ``ids`` adds ``__id__`` (shard number << 32 | number in the shard).
+    ``rank`` and ``world_size`` are data-parallel; by default those of ``torch.distributed`` if it is initialised, else
+    of the environment; or a ``mesh`` whose (``dp``) dimension splits the data. ``lanes``, ``block_shards``,
+    ``exchange``: how wide the order mixes (``loader.lanes``, ``loader.order``). ``on_error="skip"``: a damaged sample
+    is replaced by the last good one of its batch and counted in :attr:`skipped`; a tar that cannot be indexed counts
+    as empty. ``client``: a :class:`cachefs.Client`; by default one with the settings of the environment.
+
+    Values are views into private, writable maps of the shards: they stay valid as long as they are referenced, and
+    what is written into them is seen by nobody else and in no later epoch.
+
+    Epochs advance by themselves: a finished pass is followed by the next epoch, in every worker mode. A pass that was
+    broken off begins again where it began.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        format: str | Format | None = None,
+        fields: Sequence[str] | None = None,
+        transform: Transform | None = None,
+        drop_last: bool = True,
+        pad: bool = False,
+        decode: DecodeOption = None,
+        ids: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+        lanes: int | None = None,
+        block_shards: int | None = None,
+        exchange: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        client: Client | None = None,
+        global_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        options = Options(
+            source=os.fspath(source) if isinstance(source, os.PathLike) else source,
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            format=resolve(format),
+            fields=None if fields is None else tuple(fields),
+            transform=transform,
+            drop_last=drop_last,
+            pad=pad,
+            decode=decode,
+            ids=ids,
+            rank=rank,
+            world_size=world_size,
+            mesh=mesh,
+            lanes=lanes,
+            block_shards=block_shards,
+            exchange=exchange,
+            on_error=on_error,
+        )
+        self._definition = Definition(options, client)
+        self._cell = EpochCell()
+        self._progress: Progress | None = None
+        self._worker_first = 0  # loaded in this worker: the batch of its next pass at which it goes on
+
+    # --- reading ---
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's samples of the next pass (in a DataLoader worker: of the worker's batches)."""
+        with self.begin_pass() as reading:
+            for batch, stamp, places in reading.batches():
+                for number, sample in enumerate(reading.samples(batch, stamp, places), 1):
+                    reading.handed_out(batch, number, stamp.size)
+                    yield sample
+
+    def batched(self, collate_fn: Callable[[Sequence[Any]], Any] | None = None) -> Batches:
+        """The same pass as whole batches, for ``DataLoader(ds.batched(), batch_size=None)`` or by itself.
+
+        ``collate_fn`` defaults to :func:`loader.collate`. Shares epochs and states with this data set.
+        """
+        return Batches(self, collate_fn)
+
+    def begin_pass(self) -> Reading:
+        """The next pass, to be read by this process: what iterating this data set or its batches uses."""
+        worker = find_worker()
+        cell = self._own_cell()
+        start = cell.next_pass(self._definition.place.rank)
+        first, self._worker_first = self._worker_first, 0
+        reading = Reading(self._definition, cell, start, worker=worker, first=first)
+        self._progress = reading.progress
+        return reading
+
+    def __len__(self) -> int:
+        """Samples that this rank yields in a whole epoch. Lists and counts the data set if that is still to do."""
+        return self._definition.steps.samples(self._definition.place.rank)
+
+    @property
+    def steps(self) -> int:
+        """Batches in a whole epoch, the same for every rank."""
+        return self._definition.steps.batches
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shards with sizes, versions and counts."""
+        return self._definition.manifest
+
+    @property
+    def skipped(self) -> int:
+        """Damaged samples that were skipped, by this rank and its workers, since the data set was made."""
+        return self._cell.bad(self._definition.place.rank)
+
+    # --- where the user is ---
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next pass."""
+        return self._own_cell().next_pass(self._definition.place.rank).epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be ``epoch``; reaches persistent workers.
+
+        Within the epoch that comes next anyway the position stays, so a resumed run may call it as a fresh one does.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise StateError(f"set_epoch({epoch!r}): an epoch is a number from 0 on")
+        cell = self._own_cell()
+        start = cell.next_pass(self._definition.place.rank)
+        same = start.epoch == epoch
+        cell.write(Base(epoch, start.position if same else 0, start.base.settings, start.stop if same else None))
+        self._progress = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the user is, as a small JSON-able dict: what was handed out by iterating in this process is used.
+
+        In a DataLoader worker: that worker's own position (StatefulDataLoader's protocol). In the process that owns a
+        DataLoader with workers it is known between passes only; within one raises ``StateError``: use
+        :meth:`state_after` or :meth:`state_at`.
+        """
+        definition, progress, worker = self._definition, self._progress, find_worker()
+        if worker is not None and progress is not None:
+            return worker_to_dict(definition, progress, worker)
+        cell = self._own_cell()
+        rank = definition.place.rank
+        start = cell.next_pass(rank)
+        if progress is not None and progress.start == start:
+            return base_to_dict(definition, after_progress(definition, progress))
+        if cell.being_read(rank):
+            raise StateError(
+                "DataLoader workers read ahead, so this process does not know where the user is",
+                hint="use state_after(batch) with collate_fn=loader.collate, or state_at(batches)",
+            )
+        return base_to_dict(definition, after_batches(definition, start, 0))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on where a state says, at any number of ranks and workers and any batch size.
+
+        The state also says how the order is made (seed, lanes, shuffle ...), whatever this object was given. Raises
+        ``StateError`` for the state of another data set.
+        """
+        worker = find_worker()
+        first = worker_from_dict(state, worker)
+        base = base_from_dict(self._definition, state)
+        self._progress = None
+        if worker is not None:
+            self._cell.adopt(base, self._definition.place.rank)
+            self._worker_first = first
+        else:
+            self._own_cell().write(base)
+
+    def state_at(self, batches: int) -> dict[str, Any]:
+        """The state after ``batches`` batches, counted over epochs from the last ``load_state_dict`` or ``set_epoch``
+        (else from the beginning). Depends on nothing else, so it is right whatever workers have read ahead."""
+        cell = self._own_cell()
+        start = Start(0, 0, cell.next_pass(self._definition.place.rank).base)
+        return base_to_dict(self._definition, after_batches(self._definition, start, batches))
+
+    def state_after(self, batch: Any) -> dict[str, Any]:
+        """The state after a batch that ``loader.collate`` or :meth:`batched` made: the user has used that one."""
+        of = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        stamp = getattr(of, "stamp", None)
+        if stamp is None:
+            raise StateError(
+                "this batch does not say where it is from",
+                hint="use DataLoader(collate_fn=loader.collate) or batched(), and transforms that return a dict; "
+                "or state_at(batches)",
+            )
+        base = self._own_cell().next_pass(self._definition.place.rank).base
+        return base_to_dict(self._definition, after_stamp(self._definition, base, stamp))
+
+    # --- between processes ---
+
+    def _own_cell(self) -> EpochCell:
+        """The cell shared with this process's workers; a process that only inherited one makes its own."""
+        if self._cell.owner != os.getpid() and find_worker() is None:
+            start = self._cell.next_pass(self._definition.place.rank)
+            self._cell = EpochCell(Base(start.epoch, start.position, start.base.settings, start.stop))
+            self._progress = None
+        return self._cell
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            self._definition.settle()
+        return {**self.__dict__, "_progress": None}
+
+    def __repr__(self) -> str:
+        return f"<ShardDataset of {self._definition.options.source!r}>"

@@ -1,0 +1,202 @@
+"""What a data set is, apart from reading it: its options, and what follows from them at first use.
+
+Shared by the facade, its batched view and the workers. Nothing is read or asked before it is needed; what was found is
+kept, and travels to spawned workers, so that they neither list nor count again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cachefs.errors import ConfigError
+
+from .batches import Steps, steps
+from .buffers import IndexCache, ShardPool
+from .decode import Decode, DecodeOption
+from .epochcell import Start
+from .epochs import Orders, OrderSettings
+from .formats import Format
+from .manifest import Manifest, build_manifest
+from .passes import BatchRule, PassPlan, Prefetch
+from .samples import Recipe, SampleReader, Transform
+from .sources import Source
+from .workers import Place, find_place
+
+if TYPE_CHECKING:
+    from cachefs.client import Client
+
+_LEAST_AHEAD = 16
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of :class:`loader.ShardDataset`, checked."""
+
+    source: Source
+    batch_size: int | None
+    global_batch_size: int | None
+    shuffle: bool
+    seed: int
+    format: Format | None
+    fields: tuple[str, ...] | None
+    transform: Transform | None
+    drop_last: bool
+    pad: bool
+    decode: DecodeOption
+    ids: bool
+    rank: int | None
+    world_size: int | None
+    mesh: Any
+    lanes: int | None
+    block_shards: int | None
+    exchange: bool
+    on_error: Literal["raise", "skip"]
+
+    def __post_init__(self) -> None:
+        if (self.batch_size is None) == (self.global_batch_size is None):
+            raise ConfigError("give batch_size (samples per rank) or global_batch_size, one of them")
+        for name in ("batch_size", "global_batch_size", "lanes", "block_shards"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r} is not a positive number")
+        if self.on_error not in ("raise", "skip"):
+            raise ConfigError(f"on_error={self.on_error!r} is neither 'raise' nor 'skip'")
+        if self.transform is not None and not _takes_two(self.transform):
+            raise ConfigError("transform is called as transform(sample, rng)", hint="let it take two arguments")
+        Decode(self.decode)
+
+
+def _takes_two(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # a builtin that does not tell
+    return True
+
+
+class Definition:
+    """Options and what they lead to. Picklable (options permitting); a copy keeps what has been found so far."""
+
+    def __init__(self, options: Options, client: Client | None) -> None:
+        self.options = options
+        self._client = client
+        self._place: Place | None = None
+        self._manifest: Manifest | None = None
+        self._orders: tuple[Any, Orders] | None = None
+        self.indexes = IndexCache()
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            from cachefs.client import connect
+
+            self._client = connect()
+        return self._client
+
+    @property
+    def place(self) -> Place:
+        """Asked for anew each time: ``torch.distributed`` may be set up after the data set was made."""
+        if self._place is not None:
+            return self._place
+        options = self.options
+        return find_place(options.rank, options.world_size, options.mesh)
+
+    @property
+    def global_batch(self) -> int:
+        options = self.options
+        if options.global_batch_size is not None:
+            return options.global_batch_size
+        assert options.batch_size is not None  # Options checks it
+        return options.batch_size * self.place.world
+
+    @property
+    def manifest(self) -> Manifest:
+        """Listed and counted at first use."""
+        if self._manifest is None:
+            options = self.options
+            self._manifest = build_manifest(
+                options.source,
+                self.client,
+                format=options.format,
+                on_error=options.on_error,
+                indexes=self.indexes,
+            )
+        return self._manifest
+
+    @property
+    def rule(self) -> BatchRule:
+        return BatchRule(self.global_batch, self.place, self.options.drop_last, self.options.pad)
+
+    @property
+    def steps(self) -> Steps:
+        """A whole epoch's batches."""
+        rule = self.rule
+        return steps(
+            self.manifest.total, rule.global_batch, world=rule.place.world, drop_last=rule.drop_last, pad=rule.pad
+        )
+
+    def orders(self, settings: OrderSettings | None) -> Orders:
+        """The orders under the settings of a state, or those that the options lead to."""
+        key = settings if settings is not None else self.global_batch
+        if self._orders is None or self._orders[0] != key:
+            manifest = self.manifest
+            self._orders = (
+                key,
+                self._begin() if settings is None else Orders(manifest.counts, manifest.sizes, settings),
+            )
+        return self._orders[1]
+
+    def _begin(self) -> Orders:
+        options, manifest = self.options, self.manifest
+        return Orders.begin(
+            manifest.counts,
+            manifest.sizes,
+            batch=self.global_batch,
+            lanes=options.lanes,
+            seed=options.seed,
+            block_shards=options.block_shards,
+            shuffle=options.shuffle,
+            exchange=options.exchange,
+        )
+
+    def plan(self, start: Start) -> PassPlan:
+        """The pass that begins there."""
+        order = self.orders(start.base.settings)(start.epoch)
+        return PassPlan(order, self.rule, start.position, start.stop)
+
+    def reader(self, plan: PassPlan) -> SampleReader:
+        """A reader with fresh maps for one pass; its pool is the caller's to close."""
+        order = plan.order
+        wide = order.plan.lanes * (order.block_shards + 1) if order.shuffle else 4
+        pool = ShardPool(self.manifest, self.client, capacity=wide, indexes=self.indexes)
+        return SampleReader(pool, self.recipe, seed=order.seed, epoch=order.epoch)
+
+    def prefetch(self, plan: PassPlan) -> Prefetch | None:
+        """What asks for the next shards; ``None`` where they are local files."""
+        if not any("://" in stat.url for stat in self.manifest.shards[:1]):
+            return None
+        ahead = max(_LEAST_AHEAD, 2 * plan.order.plan.lanes)
+        return Prefetch(self.client, self.manifest, plan.order, plan.position, ahead=ahead)
+
+    @property
+    def recipe(self) -> Recipe:
+        options = self.options
+        canonical = self.manifest.format.canonical
+        fields = None if options.fields is None else tuple(canonical(name) for name in options.fields)
+        return Recipe(
+            decode=Decode(options.decode, canonical),
+            fields=fields,
+            transform=options.transform,
+            ids=options.ids,
+            repeats=options.pad,
+            on_error=options.on_error,
+        )
+
+    def settle(self) -> None:
+        """Find now what workers would otherwise each find for themselves, and what a spawned one could not."""
+        self._place = self.place
+        self.orders(None)

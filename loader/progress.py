@@ -1,0 +1,133 @@
+"""From where the user is to a state and back: what ``state_dict`` and its relatives compute. No reading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cachefs.errors import StateError
+
+from .definition import Definition
+from .epochcell import Base, Start
+from .passes import PassPlan
+from .sample import Stamp
+from .state import LoaderState, advance, begin_state
+from .workers import Worker
+
+_STOP = "stop"
+_WORKER = "worker"
+
+
+@dataclass
+class Progress:
+    """How far the pass that this process reads has been handed out: whole batches, and samples of the next one."""
+
+    start: Start
+    plan: PassPlan
+    batches: int = 0
+    samples: int = 0
+
+
+def base_to_dict(definition: Definition, base: Base) -> dict[str, Any]:
+    """The state of a run that goes on at ``base``."""
+    orders = definition.orders(base.settings)
+    state = begin_state(definition.manifest.digest, orders.settings, orders)
+    out = state.at(orders, base.epoch, base.position).to_dict()
+    if base.stop is not None:
+        out[_STOP] = base.stop
+    return out
+
+
+def base_from_dict(definition: Definition, raw: Mapping[str, Any]) -> Base:
+    """The base that a state names, checked against the data. Raises ``StateError``."""
+    state = LoaderState.from_dict(raw, data=definition.manifest.digest)
+    state.check(definition.orders(state.settings))
+    stop = raw.get(_STOP)
+    if stop is not None and (isinstance(stop, bool) or not isinstance(stop, int) or stop < state.position):
+        raise StateError("the loader state's field 'stop' is not a position behind its own")
+    base = Base(state.epoch, state.position, state.settings, stop)
+    # with another batch size the rest of the epoch may be too short for a batch: then go on in the next one
+    return after_batches(definition, Start(0, 0, base), 0)
+
+
+def after_batches(definition: Definition, start: Start, batches: int) -> Base:
+    """Where a run goes on that has used ``batches`` whole batches since ``start``, over the ends of epochs."""
+    if batches < 0:
+        raise StateError(f"state_at({batches}): a number of batches cannot be negative")
+    settings = start.base.settings
+    epoch, position = start.epoch, start.position
+    plan = definition.plan(start)
+    if start.stop is not None:
+        if batches < plan.batches:
+            return Base(epoch, position + batches * plan.rule.global_batch, settings, start.stop)
+        epoch, position, batches = epoch + 1, 0, batches - plan.batches
+    orders = definition.orders(settings)
+    state = begin_state(definition.manifest.digest, orders.settings, orders).at(orders, epoch, position)
+    rule = definition.rule
+    state = advance(
+        state,
+        batches,
+        orders,
+        global_batch=rule.global_batch,
+        world=rule.place.world,
+        drop_last=rule.drop_last,
+        pad=rule.pad,
+    )
+    return Base(state.epoch, state.position, settings)
+
+
+def after_progress(definition: Definition, progress: Progress) -> Base:
+    """Where a run goes on that has used what ``progress`` says. Raises ``StateError`` within a batch of many ranks."""
+    plan = progress.plan
+    if progress.samples == 0:
+        return after_batches(definition, progress.start, progress.batches)
+    if plan.rule.place.world > 1:
+        raise StateError(
+            f"a state between two samples of one batch cannot be shared by {plan.rule.place.world} ranks",
+            hint="save after a whole number of batches",
+        )
+    position = progress.start.position + progress.batches * plan.rule.global_batch + progress.samples
+    if position >= plan.end:
+        return Base(plan.order.epoch + 1, 0, progress.start.base.settings)
+    return Base(plan.order.epoch, position, progress.start.base.settings, plan.end)
+
+
+def after_stamp(definition: Definition, base: Base, stamp: Stamp) -> Base:
+    """Where a run goes on that has used the batch with this stamp."""
+    if stamp.stop is not None:
+        over = stamp.end >= stamp.stop
+        return Base(stamp.epoch + over, 0 if over else stamp.end, base.settings, None if over else stamp.stop)
+    total = definition.manifest.total
+    if stamp.end >= total:
+        return Base(stamp.epoch + 1, 0, base.settings)
+    return after_batches(definition, Start(0, 0, Base(stamp.epoch, stamp.end, base.settings)), 0)
+
+
+def worker_to_dict(definition: Definition, progress: Progress, worker: Worker) -> dict[str, Any]:
+    """One worker's own position: the pass it reads and the batch of it that it reads next."""
+    start = progress.start
+    base = Base(start.epoch, start.position, start.base.settings, start.stop)
+    out = base_to_dict(definition, base)
+    out[_WORKER] = {"index": worker.index, "count": worker.count, "batch": progress.batches}
+    return out
+
+
+def worker_from_dict(raw: Mapping[str, Any], worker: Worker | None) -> int:
+    """The batch at which this worker goes on; 0 for a state that is no worker's. Raises ``StateError``."""
+    part = raw.get(_WORKER)
+    if part is None:
+        return 0
+    if worker is None:
+        raise StateError(
+            "this is the state of one DataLoader worker", hint="load it where it was saved, or use state_after(batch)"
+        )
+    if not isinstance(part, Mapping) or any(not isinstance(part.get(k), int) for k in ("index", "count", "batch")):
+        raise StateError("the loader state's field 'worker' is not a worker's position")
+    if (part["index"], part["count"]) != (worker.index, worker.count):
+        raise StateError(
+            f"the state of worker {part['index']} of {part['count']} cannot be loaded in worker {worker.index} of "
+            f"{worker.count}",
+            hint="keep num_workers, or save with state_after(batch), which loads at any number",
+        )
+    return int(part["batch"])

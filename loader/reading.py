@@ -1,0 +1,110 @@
+"""A pass as one process reads it: fresh maps, prefetch, stand-ins for damaged samples, and a mark when it is done."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cachefs.errors import DataError
+
+from .definition import Definition
+from .epochcell import EpochCell, Start
+from .progress import Progress
+from .reader import DataWarning
+from .sample import Sample, Stamp
+from .samples import Places, with_stand_ins
+from .workers import ALONE, Worker
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_NEIGHBOURS = 16
+"""Batches before and after one in which a good sample is looked for when all of it is damaged."""
+
+
+class Reading:
+    """One pass read by this process; a context manager. ``worker``: ``None`` where no DataLoader worker reads.
+
+    ``first`` leaves out the batches before it (a worker that goes on). Leaving the context closes what is open; samples
+    that were handed out stay valid.
+    """
+
+    def __init__(
+        self, definition: Definition, cell: EpochCell, start: Start, *, worker: Worker | None, first: int = 0
+    ) -> None:
+        self.plan = definition.plan(start)
+        self.progress = Progress(start, self.plan, first)
+        self._definition = definition
+        self._cell = cell
+        self._worker = worker
+        self._first = first
+        self.format = definition.manifest.format
+        self._rank = self.plan.rule.place.rank
+        self.reader = definition.reader(self.plan)
+        self._prefetch = definition.prefetch(self.plan)
+        self._warned = False
+        if worker is not None:
+            cell.started(start, self._rank, worker)
+
+    def batches(self) -> Iterator[tuple[int, Stamp, Places]]:
+        """Number, stamp and places of each batch of this worker's share; marks the pass when it is through."""
+        for batch, stamp, places in self.plan.share(self._worker or ALONE, self._first):
+            if self._prefetch is not None:
+                self._prefetch.reach(stamp.end)
+            yield batch, stamp, places
+        if self._worker is not None or self.plan.batches == 0:
+            self._finished()
+
+    def handed_out(self, batch: int, samples: int, of: int) -> None:
+        """The user is about to get sample number ``samples`` of the ``of`` in this batch."""
+        progress = self.progress
+        if samples < of:
+            progress.batches, progress.samples = batch, samples
+            return
+        progress.batches, progress.samples = batch + (1 if self._worker is None else self._worker.count), 0
+        if self._worker is None and batch + 1 == self.plan.batches:
+            # Whoever takes the last sample need not ask for one more to have finished the pass.
+            self._finished()
+
+    def samples(self, batch: int, stamp: Stamp, places: Places) -> list[Any]:
+        """The finished samples of one batch, each with its stamp."""
+        samples = self.reader.read(places)
+        bad = [sample for sample in samples if isinstance(sample, DataError)]
+        if bad:
+            self._count(bad)
+            samples = with_stand_ins(samples, lambda: self._around(batch))
+        for sample in samples:
+            if isinstance(sample, Sample):
+                sample.stamp = stamp
+        return samples
+
+    def close(self) -> None:
+        """Close all open shards. Idempotent."""
+        self.reader.pool.close()
+
+    def _around(self, batch: int) -> Iterator[list[Any]]:
+        """This rank's batches before ``batch``, nearest and last sample first, then those behind it."""
+        plan = self.plan
+        for near in range(batch - 1, max(batch - _NEIGHBOURS, 0) - 1, -1):
+            yield self.reader.read(plan.places(plan.positions(near)))[::-1]
+        for near in range(batch + 1, min(batch + _NEIGHBOURS, plan.batches)):
+            yield self.reader.read(plan.places(plan.positions(near)))
+
+    def _count(self, bad: list[DataError]) -> None:
+        self._cell.count_bad(self._rank, self._worker or ALONE, len(bad))
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"damaged samples are skipped, the first: {bad[0]}", DataWarning, stacklevel=3)
+
+    def _finished(self) -> None:
+        self._cell.finished(self.progress.start, self._rank, self._worker or ALONE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

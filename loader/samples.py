@@ -1,0 +1,189 @@
+"""From positions in the order to finished samples: locate, read, project, decode, number, transform.
+
+One :class:`SampleReader` serves one pass in one process. Work that a batch can share is done once for it: positions are
+located together, samples of one shard are read one after the other.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import DataError, MissingField
+
+from .buffers import OpenShard, ShardPool
+from .decode import Decode
+from .permute import derive, seed_key
+from .sample import Sample
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Transform: TypeAlias = Callable[[Any, np.random.Generator], Any]
+
+ID = "__id__"
+REPEAT = "__repeat__"
+_ALWAYS = "__key__"
+_TRANSFORM = 0x7472616E73666F72
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to each sample once it is read. ``fields`` are in the format's own spelling."""
+
+    decode: Decode
+    fields: tuple[str, ...] | None = None
+    transform: Transform | None = None
+    ids: bool = False
+    repeats: bool = False
+    on_error: Literal["raise", "skip"] = "raise"
+    wanted: frozenset[str] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.fields is not None:
+            object.__setattr__(self, "wanted", frozenset((*self.fields, _ALWAYS)))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where some samples lie, in the order in which they are wanted; ``repeat`` marks those added as padding."""
+
+    shard: Int64s
+    index: Int64s
+    repeat: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def ids(self) -> Int64s:
+        """The samples' ids: shard number << 32 | number in the shard."""
+        return self.shard << 32 | self.index
+
+    def __getitem__(self, part: slice) -> Places:
+        repeat = None if self.repeat is None else self.repeat[part]
+        return Places(self.shard[part], self.index[part], repeat)
+
+    def by_shard(self) -> Iterator[tuple[int, Int64s]]:
+        """``(shard, places)`` for each shard in turn: which of the wanted samples lie in it."""
+        order = np.argsort(self.shard, kind="stable")
+        shards = self.shard[order]
+        edges = np.flatnonzero(np.diff(shards)) + 1
+        for group in np.split(order, edges) if len(order) else ():
+            yield int(self.shard[group[0]]), group
+
+
+class SampleReader:
+    """Reads samples of one pass. ``seed`` and ``epoch`` key the transform's random numbers."""
+
+    def __init__(self, pool: ShardPool, recipe: Recipe, *, seed: int, epoch: int) -> None:
+        self.pool = pool
+        self.recipe = recipe
+        self._key = derive(seed_key(seed), epoch, _TRANSFORM)
+        self._plain = recipe.transform is None and not recipe.ids and not recipe.repeats
+
+    def read(self, places: Places) -> list[Any]:
+        """The finished samples, in order.
+
+        A sample that is damaged or lacks a wanted field raises ``DataError``; with ``on_error="skip"`` its place in
+        the list holds the error instead.
+        """
+        out: list[Any] = [None] * len(places.shard)
+        for number, group in places.by_shard():
+            self._read_shard(number, group.tolist(), places.index[group].tolist(), out)
+        if not self._plain:
+            self._finish(out, places)
+        return out
+
+    def _read_shard(self, number: int, group: list[int], which: list[int], out: list[Any]) -> None:
+        recipe = self.recipe
+        raising = recipe.on_error == "raise"
+        try:
+            shard = self.pool.get(number)
+        except DataError as e:
+            if raising:
+                raise
+            for at in group:
+                out[at] = e
+            return
+        read, source, index, url = shard.format.read, shard.source, shard.index, shard.url
+        wanted = recipe.wanted
+        decode = None if recipe.decode.idle else recipe.decode
+        for at, i in zip(group, which, strict=True):
+            try:
+                sample = read(source, index, i, url, wanted)
+                if wanted is not None:
+                    self._check(sample, shard, i)
+                if decode is not None:
+                    decode(sample, shard, i)
+                out[at] = sample
+            except DataError as e:
+                if raising:
+                    raise
+                out[at] = e
+
+    def _check(self, sample: Sample, shard: OpenShard, i: int) -> None:
+        absent = [name for name in self.recipe.fields or () if name not in sample]
+        if absent:
+            present = shard.format.read(shard.source, shard.index, i, shard.url)
+            raise MissingField(
+                f"sample {i} has no field {absent[0]!r}",
+                url=shard.url,
+                hint=f"fields present: {', '.join(sorted(present)) or 'none'}",
+            )
+
+    def _finish(self, out: list[Any], places: Places) -> None:
+        recipe = self.recipe
+        ids = places.ids.tolist()
+        repeat = [False] * len(out) if places.repeat is None else places.repeat.tolist()
+        for at, sample in enumerate(out):
+            if isinstance(sample, DataError):
+                continue
+            if recipe.ids:
+                sample[ID] = ids[at]
+            if recipe.repeats:
+                sample[REPEAT] = repeat[at]
+            if recipe.transform is not None:
+                out[at] = self._transformed(recipe.transform, sample, ids[at])
+
+    def _transformed(self, transform: Transform, sample: Sample, number: int) -> Any:
+        try:
+            result = transform(sample, self._generator(number))
+        except BaseException as e:
+            shard, i = number >> 32, number & 0xFFFFFFFF
+            e.add_note(f"in the transform of sample {i} of shard {shard}: {self.pool.url(shard)}")
+            raise
+        return Sample(result) if type(result) is dict else result
+
+    def _generator(self, number: int) -> np.random.Generator:
+        """Random numbers for one sample: the same on every machine, whoever reads it and in whatever order."""
+        key = np.array([derive(self._key, number, half) for half in (0, 1)], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key))
+
+
+def with_stand_ins(samples: list[Any], neighbours: Callable[[], Iterable[list[Any]]]) -> list[Any]:
+    """``samples`` with a copy of a good one in place of each ``DataError``, so that damage never shifts the order.
+
+    That is the last good sample before it, else the next one behind it; where all are bad, the first good one that
+    ``neighbours`` gives. It depends on nothing but the samples, so a resumed run stands in the same ones. Raises
+    ``DataError`` if there is none far and wide.
+    """
+    good = [isinstance(sample, DataError) for sample in samples].count(False)
+    if good == len(samples):
+        return samples
+    last: Any = None
+    if good == 0:
+        around = (sample for part in neighbours() for sample in part if not isinstance(sample, DataError))
+        last = next(around, None)
+        if last is None:
+            raise DataError(f"no readable sample near a damaged one: {samples[0]}") from samples[0]
+    else:
+        last = next(sample for sample in samples if not isinstance(sample, DataError))
+    out = []
+    for sample in samples:
+        if isinstance(sample, DataError):
+            out.append(copy.deepcopy(last))
+        else:
+            out.append(sample)
+            last = sample
+    return out

@@ -1,0 +1,251 @@
+"""What a data set's source names: a folder, a pattern, a list of URLs or an MDS index become a list of shards.
+
+A name is taken as it stands first: ``br[1].tar`` is that object if there is one, else a pattern. In patterns ``{a,b}``
+and ``{000..011}`` multiply out, ``*`` and ``?`` stay within one folder, ``**`` does not. A folder means all objects in
+it and below, without folder markers, hidden files and what usually lies beside shards (:data:`SIDE_SUFFIXES`); a folder
+with MDS indexes means the shards that these name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound
+
+from .formats import Format, Mds
+from .mds_index import MdsListing, read_mds_index
+
+if TYPE_CHECKING:
+    from cachefs.client import Client, ObjectStat
+
+Source: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+# fmt: off
+SIDE_SUFFIXES = frozenset((
+    ".idx", ".json", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".txt", ".md", ".rst", ".html", ".py", ".ipynb", ".pkl",
+    ".sqlite", ".db", ".log", ".lock", ".tmp", ".part", ".crc", ".md5", ".sha1", ".sha256", ".sha512", ".sig", ".uuid",
+    ".ini", ".cfg",
+))
+# fmt: on
+_MAGIC = re.compile(r"[*?\[]")
+_BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_PARALLEL_STATS = 16
+_MOST_CHOICES = 10_000_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """Shards in order. ``mds`` tells what their index knows, one entry a shard, where there is an index."""
+
+    stats: tuple[ObjectStat, ...]
+    mds: tuple[MdsListing, ...] | None = None
+
+
+def find_shards(source: Source, client: Client, format: Format | None) -> Found:
+    """The shards that ``source`` names. Raises ``NotFound``, ``Denied``, ``EmptyDataset`` or ``FormatError``."""
+    if isinstance(source, str | os.PathLike):
+        return _merged([_find_one(os.fspath(source), client, format, patterns=True)], str(source))
+    urls = [os.fspath(url) for url in source]
+    return _merged(_each(urls, client, format), f"a list of {len(urls)} URLs")
+
+
+def _each(urls: Sequence[str], client: Client, format: Format | None) -> list[Found]:
+    with ThreadPoolExecutor(max_workers=min(_PARALLEL_STATS, max(len(urls), 1))) as pool:
+        return list(pool.map(lambda url: _find_one(url, client, format, patterns=False), urls))
+
+
+def _merged(parts: Iterable[Found], name: str) -> Found:
+    parts = [part for part in parts if part.stats]
+    if not parts:
+        raise EmptyDataset("no shard there", url=name, hint="markers, hidden files and side files do not count")
+    stats = tuple(itertools.chain.from_iterable(part.stats for part in parts))
+    if any(part.mds is None for part in parts):
+        return Found(stats)
+    return Found(stats, tuple(itertools.chain.from_iterable(part.mds or () for part in parts)))
+
+
+def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool) -> Found:
+    denied: Denied | None = None
+    if not url.endswith("/"):
+        try:
+            stat = client.stat(url)
+        except NotFound:
+            pass
+        except Denied as e:
+            denied = e  # without the right to list, a store answers so for a missing key as well
+        else:
+            if _basename(stat.url) == "index.json" and (format is None or isinstance(format, Mds)):
+                return _by_index(url, stat, client)
+            if stat.size or _is_local(url) or not _listed_if_allowed(url, client):
+                return Found((stat,))
+            # an empty object beside a folder of the same name is that folder's marker
+    if patterns and _BRACES.search(url):
+        found = _each(list(expand_braces(url)), client, format)
+        return _merged(found, url)
+    if patterns and _MAGIC.search(url):
+        return _by_pattern(url, client)
+    try:
+        listed = client.list(url)
+    except Denied as e:
+        hint = "the right to list is needed for a folder; name the shards one by one otherwise"
+        raise Denied(e.what, url=e.url or url, hint=hint) from (denied or e)
+    if not listed:
+        if denied is not None:
+            raise denied
+        raise NotFound("neither an object nor a folder with objects in it", url=url)
+    return _in_folder(url, listed, client, format)
+
+
+def _by_index(url: str, stat: ObjectStat, client: Client) -> Found:
+    listed = {item.url: item for item in _listed_if_allowed(stat.url.rpartition("/")[0], client)}
+    rows = read_mds_index(client.read(url), url)
+    return _mds_found([(stat.url, rows)], listed, client)
+
+
+def _in_folder(url: str, listed: Sequence[ObjectStat], client: Client, format: Format | None) -> Found:
+    if format is None or isinstance(format, Mds):
+        indexes = []
+        for item in listed:
+            if _basename(item.url) == "index.json" and not _hidden(item.url, url):
+                rows = read_mds_index(client.read(item.url), item.url, optional=format is None)
+                if rows is not None:
+                    indexes.append((item.url, rows))
+        if indexes:
+            return _mds_found(indexes, {item.url: item for item in listed}, client)
+    return Found(tuple(item for item in listed if not _hidden(item.url, url) and not _beside(item.url)))
+
+
+def _mds_found(
+    indexes: Sequence[tuple[str, Sequence[MdsListing]]], listed: dict[str, ObjectStat], client: Client
+) -> Found:
+    """The shards of these indexes: the compressed file where it is there, else the raw one."""
+    wanted: list[tuple[MdsListing, list[str]]] = []
+    for index_url, rows in indexes:
+        folder = index_url.rpartition("/")[0]
+        wanted += [(row, [f"{folder}/{name}" for name in row.names]) for row in rows]
+    missing = [pair for pair in wanted if not any(url in listed for url in pair[1])]
+    if missing:
+        with ThreadPoolExecutor(max_workers=_PARALLEL_STATS) as pool:
+            for stat in pool.map(lambda pair: _first_there(pair[1], client), missing):
+                listed[stat.url] = stat
+    stats = tuple(next(listed[url] for url in urls if url in listed) for _, urls in wanted)
+    return Found(stats, tuple(row for row, _ in wanted))
+
+
+def _listed_if_allowed(folder: str, client: Client) -> list[ObjectStat]:
+    try:
+        return client.list(folder)
+    except Denied:
+        return []  # all that a listing would save can be asked for one by one
+
+
+def _first_there(urls: Sequence[str], client: Client) -> ObjectStat:
+    for url in urls[:-1]:
+        try:
+            return client.stat(url)
+        except NotFound:
+            continue
+    return client.stat(urls[-1])
+
+
+def _by_pattern(pattern: str, client: Client) -> Found:
+    if _is_local(pattern):
+        from cachefs.objstore.url import parse_url
+
+        pattern = str(parse_url(pattern).key)
+    magic = _MAGIC.search(pattern)
+    assert magic is not None  # the caller saw it
+    folder = pattern[: pattern.rfind("/", 0, magic.start()) + 1]
+    try:
+        matches = re.compile(pattern_regex(pattern)).fullmatch
+    except re.error as e:
+        raise ConfigError(f"the pattern cannot be read: {e}", url=pattern) from e
+    try:
+        listed = client.list(folder)
+    except NotFound:
+        listed = []
+    suffix = os.path.splitext(pattern)[1]
+    stats = tuple(
+        item
+        for item in listed
+        if matches(item.url)
+        and (not _basename(item.url).startswith(".") or _basename(pattern).startswith("."))
+        and (not _beside(item.url) or suffix in SIDE_SUFFIXES)
+    )
+    if not stats:
+        raise NotFound("no object matches the pattern", url=pattern)
+    return Found(stats)
+
+
+def expand_braces(text: str) -> Iterator[str]:
+    """All texts that ``{a,b}``, ``{000..011}`` and ``{a..f}`` stand for, the first group varying slowest."""
+    match = _BRACES.search(text)
+    if match is None:
+        yield text
+        return
+    for choice in _choices(match.group(1)):
+        for rest in expand_braces(text[match.end() :]):
+            yield text[: match.start()] + choice + rest
+
+
+def _choices(inner: str) -> Sequence[str]:
+    numbers = _RANGE.fullmatch(inner)
+    if numbers is not None:
+        first, last = (int(n) for n in numbers.groups())
+        if abs(last - first) >= _MOST_CHOICES:
+            raise ConfigError(f"{{{inner}}} stands for more than {_MOST_CHOICES} shards")
+        width = len(numbers.group(1)) if numbers.group(1).startswith("0") else 0
+        step = 1 if first <= last else -1
+        return [f"{n:0{width}d}" for n in range(first, last + step, step)]
+    if re.fullmatch(r"[a-zA-Z]\.\.[a-zA-Z]", inner):
+        first, last = ord(inner[0]), ord(inner[-1])
+        return [chr(n) for n in range(first, last + 1)]
+    return inner.split(",") if "," in inner else [f"{{{inner}}}"]
+
+
+def pattern_regex(pattern: str) -> str:
+    """The regular expression of a glob pattern: ``*`` and ``?`` never match ``/``, ``**`` matches anything."""
+    out = []
+    at = 0
+    while at < len(pattern):
+        if pattern.startswith("**", at):
+            out.append(".*")
+            at += 2
+            continue
+        char = pattern[at]
+        close = pattern.find("]", at + 2) if char == "[" else -1
+        if close > 0:
+            body = pattern[at + 1 : close].replace("\\", "\\\\")
+            out.append(f"[^{body[1:]}]" if body[0] in "!^" else f"[{body}]")
+            at = close + 1
+            continue
+        out.append({"*": "[^/]*", "?": "[^/]"}.get(char) or re.escape(char))
+        at += 1
+    return "(?s:" + "".join(out) + ")"
+
+
+def _is_local(url: str) -> bool:
+    return "://" not in url or url.startswith("file://")
+
+
+def _basename(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
+
+
+def _hidden(url: str, folder: str) -> bool:
+    """Whether a part of the path below ``folder`` starts with a dot, or the name is a marker of Hadoop's tools."""
+    base = folder.rstrip("/") + "/"
+    below = url[len(base) :] if url.startswith(base) else _basename(url)
+    name = _basename(url)
+    return any(part.startswith(".") for part in below.split("/")) or name == "_SUCCESS" or name.endswith("_$folder$")
+
+
+def _beside(url: str) -> bool:
+    return os.path.splitext(_basename(url))[1].lower() in SIDE_SUFFIXES

@@ -1,0 +1,84 @@
+"""Who reads: which data-parallel rank this process is, and which DataLoader worker of it.
+
+Nothing here talks to another process; ``torch.distributed`` is only asked what it knows already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cachefs.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """One data-parallel rank of ``world``."""
+
+    rank: int
+    world: int
+
+    def __post_init__(self) -> None:
+        if self.world < 1 or not 0 <= self.rank < self.world:
+            raise ConfigError(f"rank {self.rank} of world size {self.world} cannot be")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One of ``count`` processes that read for one rank: worker w takes batches w, w + count, ... of a pass."""
+
+    index: int
+    count: int
+
+
+ALONE = Worker(0, 1)
+
+
+def find_place(
+    rank: int | None, world_size: int | None, mesh: Any = None, environ: Mapping[str, str] | None = None
+) -> Place:
+    """The rank from the arguments or the mesh, else from ``torch.distributed``, else ``RANK`` and ``WORLD_SIZE``.
+
+    Raises ``ConfigError`` for half an answer or one that cannot be.
+    """
+    if (rank is None) != (world_size is None):
+        raise ConfigError("rank and world_size go together: give both or neither")
+    if mesh is not None:
+        if rank is not None:
+            raise ConfigError("give either mesh or rank and world_size")
+        return _from_mesh(mesh)
+    if rank is not None and world_size is not None:
+        return Place(rank, world_size)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return Place(distributed.get_rank(), distributed.get_world_size())
+    env = os.environ if environ is None else environ
+    values = [env.get(name) for name in ("RANK", "WORLD_SIZE")]
+    if not all(values):
+        return Place(0, 1)
+    try:
+        return Place(*(int(str(value)) for value in values))
+    except ValueError as e:
+        raise ConfigError(f"RANK={values[0]!r} WORLD_SIZE={values[1]!r} cannot be used: {e}") from e
+
+
+def _from_mesh(mesh: Any) -> Place:
+    names = mesh.mesh_dim_names or ()
+    if mesh.ndim > 1:
+        if "dp" not in names:
+            raise ConfigError(
+                f"a mesh with dimensions {names} does not say which of them splits the data",
+                hint='pass its data-parallel part, for example mesh["dp"]',
+            )
+        mesh = mesh["dp"]
+    return Place(int(mesh.get_local_rank()), int(mesh.size()))
+
+
+def find_worker() -> Worker | None:
+    """This DataLoader worker, or ``None`` in a process that is none."""
+    module = sys.modules.get("torch.utils.data")
+    info = module.get_worker_info() if module is not None else None
+    return None if info is None else Worker(info.id, info.num_workers)
