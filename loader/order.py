@@ -18,7 +18,7 @@ import numpy as np
 from cachefs.errors import ConfigError, CountsUnknown, DataError
 
 from .lanes import LanePlan
-from .permute import Bools, Int64s, Permutations, derive, derive_array, seed_key
+from .permute import Int64s, Permutations, derive, derive_array, seed_key
 from .rounds import Rounds
 
 DEFAULT_BLOCK_SHARDS: Final = 8
@@ -62,40 +62,30 @@ class EpochOrder:
         self.block_shards = block_shards
         self.shuffle = shuffle
         key = derive(seed_key(seed), epoch)
-        piece_lane = np.repeat(np.arange(plan.lanes, dtype=np.int64), np.diff(plan.bounds))
-        shard, start, stop = plan.shard, plan.start, plan.stop
-        if shuffle:
-            # lanes stay where they are; inside one the pieces are sorted by a hash
-            drawn = np.lexsort((derive_array(derive(key, _PIECES), shard, start), piece_lane))
-            shard, start, stop = shard[drawn], start[drawn], stop[drawn]
-        number = np.arange(len(shard), dtype=np.int64) - plan.bounds[piece_lane]
         # in the data set's own order shards follow one another: a block each
-        opens, block_number = _blocks(number, block_shards if shuffle else 1)
-        lengths = stop - start
-        first = np.flatnonzero(opens)
-        self._missing = np.zeros(0, dtype=np.int64)  # pieces whose counts the first unsettled blocks lack
-        open_lanes = np.zeros(0, dtype=np.int64)
+        pieces = _arrange(plan, derive(key, _PIECES), block_shards if shuffle else 1, shuffle=shuffle)
+        lengths, self._missing = pieces.stop - pieces.start, np.zeros(0, dtype=np.int64)
         if not plan.complete:
-            lengths, self._missing = _known(lengths, stop < 0, piece_lane, np.cumsum(opens) - 1)
-            open_lanes = np.unique(piece_lane[self._missing])
+            lengths, self._missing = _known(pieces)
+        # "places" number all samples lane after lane, in the order in which a lane's pieces come
         ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
-        self._piece_shard = shard
-        self._piece_first = start
+        self._piece_shard = pieces.shard
+        self._piece_first = pieces.start
         self._piece_start = ends[:-1]
-        self._block_lane = piece_lane[first]
-        self._block_number = block_number[first]
-        self._block_start = ends[first]
-        self._block_pieces = np.append(first, len(shard))
+        self._block_lane = pieces.lane[pieces.opening]
+        self._block_start = ends[pieces.opening]
+        self._block_pieces = np.append(pieces.opening, len(pieces.shard))
         self._lane_start = ends[plan.bounds]
         self._lane_block = np.searchsorted(self._block_lane, np.arange(plan.lanes + 1)).astype(np.int64)
         self._rounds = Rounds(np.diff(self._lane_start))
         self._mixers = Permutations(
             np.diff(self._block_start, append=ends[-1]),
-            derive_array(derive(key, _SAMPLES), self._block_lane, self._block_number),
+            derive_array(derive(key, _SAMPLES), self._block_lane, pieces.number[pieces.opening]),
         )
         self.settled = self._rounds.total
-        if open_lanes.size:
-            sure = int(self._rounds.lengths[open_lanes].min())
+        if self._missing.size:
+            lanes_open = np.unique(pieces.lane[self._missing])
+            sure = int(self._rounds.lengths[lanes_open].min())
             self.settled = int(np.minimum(self._rounds.lengths, sure).sum())
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -198,22 +188,48 @@ def _epoch_order(plan: LanePlan, seed: int, epoch: int, block_shards: int, shuff
     return EpochOrder(plan, seed=seed, epoch=epoch, block_shards=block_shards, shuffle=shuffle)
 
 
-def _blocks(number: Int64s, limit: int) -> tuple[Bools, Int64s]:
-    """For a piece's number within its lane: whether it opens a block, and that block's number within the lane."""
-    edges, size, highest = [0], 1, int(number.max(initial=0))
-    while edges[-1] <= highest:
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """An epoch's pieces, lane after lane and in the order in which they come; ``opening``: those that open a block.
+
+    ``block`` numbers the blocks of all lanes together, ``number`` those of each lane from 0.
+    """
+
+    shard: Int64s
+    start: Int64s
+    stop: Int64s
+    lane: Int64s
+    block: Int64s
+    number: Int64s
+    opening: Int64s
+
+
+def _arrange(plan: LanePlan, key: int, limit: int, *, shuffle: bool) -> _Pieces:
+    """Each lane's pieces in an order drawn from the key, grouped 1, 2, 4, ... up to ``limit``, then ``limit`` each."""
+    lane = np.repeat(np.arange(plan.lanes, dtype=np.int64), np.diff(plan.bounds))
+    shard, start, stop = plan.shard, plan.start, plan.stop
+    if shuffle:
+        drawn = np.lexsort((derive_array(key, shard, start), lane))
+        shard, start, stop = shard[drawn], start[drawn], stop[drawn]
+    nth = np.arange(len(shard), dtype=np.int64) - plan.bounds[lane]
+    edges, size, last = [0], 1, int(nth.max())
+    while edges[-1] <= last:
         edges.append(edges[-1] + min(size, limit))
-        size = min(size * 2, limit)
-    block = np.searchsorted(np.array(edges, dtype=np.int64), number, side="right").astype(np.int64) - 1
-    return number == np.array(edges, dtype=np.int64)[block], block
+        size = min(2 * size, limit)
+    bounds = np.array(edges, dtype=np.int64)
+    number = np.searchsorted(bounds, nth, side="right").astype(np.int64) - 1
+    opens = nth == bounds[number]
+    return _Pieces(shard, start, stop, lane, np.cumsum(opens) - 1, number, np.flatnonzero(opens))
 
 
-def _known(lengths: Int64s, unknown: Bools, lane: Int64s, block: Int64s) -> tuple[Int64s, Int64s]:
+def _known(pieces: _Pieces) -> tuple[Int64s, Int64s]:
     """Lengths with each lane cut off before its first block that lacks a count, and the pieces those blocks lack."""
-    first = np.full(int(lane[-1]) + 1, block[-1] + 1, dtype=np.int64)
-    np.minimum.at(first, lane[unknown], block[unknown])
-    missing = np.flatnonzero(unknown & (block == first[lane]))
-    return np.where(block < first[lane], lengths, 0), missing
+    unknown = pieces.stop < 0
+    first = np.full(int(pieces.lane[-1]) + 1, len(pieces.shard), dtype=np.int64)
+    np.minimum.at(first, pieces.lane[unknown], pieces.block[unknown])
+    first = first[pieces.lane]
+    lengths = np.where(pieces.block < first, pieces.stop - pieces.start, 0)
+    return lengths, np.flatnonzero(unknown & (pieces.block == first))
 
 
 def _merged(shard: Int64s, first: Int64s, last: Int64s) -> Uses:

@@ -248,3 +248,20 @@ def test_lengths_are_what_is_yielded(
         ]
         assert sum(map(len, parts)) == made.samples(rank)
         assert all(len(part) for part in parts), "no rank is without a sample in any step"
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda counts: sum(counts) >= 8),
+    st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.sampled_from([(True, False), (False, False), (False, True)]),
+)
+def test_states_add_up(counts: list[int], pieces: list[int], batch: int, rule: tuple[bool, bool]) -> None:
+    orders = orders_of(counts, exchange=True)
+    start = begin_state("d", orders.settings, orders)
+    state, (drop_last, pad) = start, rule
+    for count in pieces:
+        state = advance(state, count, orders, global_batch=batch, drop_last=drop_last, pad=pad)
+    assert state == advance(start, sum(pieces), orders, global_batch=batch, drop_last=drop_last, pad=pad)
+    each = steps(orders.total, batch, world=1, drop_last=drop_last, pad=pad).batches
+    assert (state.epoch, state.position) == (sum(pieces) // each, sum(pieces) % each * batch)

@@ -13,6 +13,7 @@ from loader.epochs import Orders
 from loader.lanes import plan_lanes
 from loader.order import EpochOrder
 from loader.permute import Int64s
+from loader.rounds import Rounds
 
 
 def order_of(counts: Int64s, *, epoch: int = 0, seed: int = 0, lanes: int = 4, blocks: int = 8) -> EpochOrder:
@@ -146,3 +147,17 @@ def test_the_memory_of_a_large_order_is_bounded_by_its_shards() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 100e6
+
+
+def test_thousands_of_lanes_drop_out_one_by_one() -> None:
+    lengths = np.random.default_rng(0).permutation(3000) + 5
+    rounds = Rounds(lengths)
+    assert rounds.total == lengths.sum()
+    positions = np.sort(np.random.default_rng(1).integers(0, rounds.total, 20_000))
+    lane, offset = rounds.locate(positions)
+    assert (offset < lengths[lane]).all()
+    assert np.array_equal(rounds.position(lane, offset), positions)
+    for at in range(0, 20_000, 1_000):
+        left = np.flatnonzero(lengths > offset[at])
+        before = np.minimum(lengths, offset[at]).sum()
+        assert left[positions[at] - before] == lane[at]
