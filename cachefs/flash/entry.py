@@ -215,7 +215,8 @@ class Entry:
             slot.pins -= pins
             if not slot.in_use:
                 file = self.detach()
-                index.changed.notify_all()
+            if not slot.pins:
+                index.changed.notify_all()  # closing the store waits for operations, not for leases
         if file is not None:
             file.close()
 
