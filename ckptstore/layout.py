@@ -175,16 +175,21 @@ def check_file(file: str) -> None:
         )
 
 
+def is_segment(file: str) -> bool:
+    """Whether a manifest may call a segment so: its name in the step's own folder, or ``<step folder>/<segment>``."""
+    folder, slash, name = file.rpartition("/")
+    return parse_segment(name) is not None and (not slash or parse_step(folder) is not None)
+
+
 def resolve(ref: StepRef, file: str) -> str:
     """The name from the root of a segment that the manifest of ``ref`` calls ``file``.
 
-    ``file`` is a segment's name in the step's own folder, or ``<step folder>/<segment>`` for one of an earlier step.
-    Anything else raises :class:`CheckpointError`: a manifest comes from outside and must not lead anywhere else.
+    Raises :class:`CheckpointError` for anything but :func:`is_segment`: a manifest comes from outside and must not
+    lead anywhere else.
     """
-    folder, slash, name = file.rpartition("/")
-    if parse_segment(name) is not None and (not slash or parse_step(folder) is not None):
-        return f"{folder or ref.folder}/{name}"
-    raise CheckpointError(f"the manifest names a file {file!r}, which no segment is called", url=ref.folder)
+    if not is_segment(file):
+        raise CheckpointError(f"the manifest names a file {file!r}, which no segment is called", url=ref.folder)
+    return file if "/" in file else f"{ref.folder}/{file}"
 
 
 def _generation(match: re.Match[str] | None) -> int | None:
