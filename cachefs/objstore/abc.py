@@ -11,7 +11,7 @@ policy whichever backend serves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -77,12 +77,26 @@ class ObjectStore(ABC):
     async def get(self, key: str) -> tuple[ObjectMeta, Buffer]:
         """A small object whole, with the version that the bytes are of."""
 
-    @abstractmethod
-    def list(self, prefix: str, *, delimiter: bool = False) -> AsyncIterator[Listing]:
-        """Pages of all objects whose key starts with ``prefix`` (a string prefix, not a folder), in key order.
+    async def list(self, prefix: str, *, delimiter: bool = False) -> AsyncGenerator[Listing, None]:
+        """Pages of all objects whose key starts with ``prefix`` (a string prefix, not a folder), in the store's order.
 
         With ``delimiter`` only those up to the next ``/``, plus the common prefixes. Zero-byte folder markers (keys
         that end in ``/``) are listed as objects; callers that want data skip them.
+        """
+        token: str | None = None
+        while True:
+            page, token = await self.list_page(prefix, delimiter=delimiter, token=token)
+            yield page
+            if token is None:
+                return
+
+    @abstractmethod
+    async def list_page(
+        self, prefix: str, *, delimiter: bool = False, token: str | None = None
+    ) -> tuple[Listing, str | None]:
+        """One page of :meth:`list`, and the token that asks for the next one; ``None`` after the last.
+
+        The same token may be used again: a page that failed is asked for anew, and the listing goes on from there.
         """
 
     @abstractmethod
@@ -105,6 +119,10 @@ class ObjectStore(ABC):
     @abstractmethod
     async def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; a missing key is not an error."""
+
+    async def renew(self) -> bool:
+        """Look up the credentials anew; whether they may be others now. For the retry layer."""
+        return False
 
     async def close(self) -> None:  # noqa: B027 - most backends hold nothing to release
         """Release connections. Idempotent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -68,19 +68,19 @@ class ScriptedStore(ObjectStore):
         meta = await self.head(key)
         return meta, self.objects[key]
 
-    async def list(
-        self, prefix: str, *, delimiter: bool = False, start_after: str = ""
-    ) -> AsyncGenerator[Listing, None]:
+    async def list_page(
+        self, prefix: str, *, delimiter: bool = False, token: str | None = None
+    ) -> tuple[Listing, str | None]:
         await self._arrive(Call("list", prefix))
         objects, prefixes = [], set()
         for key in sorted(self.objects):
-            if key.startswith(prefix) and key > start_after:
+            if key.startswith(prefix):
                 head, sep, _ = key[len(prefix) :].partition("/")
                 if delimiter and sep:
                     prefixes.add(prefix + head + "/")
                 else:
                     objects.append(self.meta(key))
-        yield Listing(tuple(objects), tuple(sorted(prefixes)))
+        return Listing(tuple(objects), tuple(sorted(prefixes))), None
 
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, if_none_match: bool = False, if_match: str | None = None

@@ -1,0 +1,138 @@
+"""Makes the obstore backend for a URL's scheme: client settings, credentials, addressing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote, unquote
+
+from obstore import exceptions as obx
+from obstore import store as obstore_stores
+
+from ..config import Origin
+from ..errors import ConfigError
+from .backoff import RetryPolicy
+from .credentials import CredentialSource, ObstoreProvider
+from .obstore_backend import Clients, ObstoreStore, Traits
+from .presets import Access, resolve
+from .replies import shorten
+from .url import ObjectUrl
+
+SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "file", "memory"})
+
+_CONNECT_SECONDS = 5
+
+
+def open_obstore(url: ObjectUrl, origin: Origin, policy: RetryPolicy, source: CredentialSource) -> ObstoreStore:
+    """The obstore backend of a URL's bucket. Nothing is connected or looked up before the first request.
+
+    Raises :class:`ConfigError` for a scheme that obstore does not know or settings that exclude each other.
+    """
+    match url.scheme:
+        case "s3" | "s3a":
+            return _open_s3(url, resolve(origin, url.bucket), policy, source)
+        case "gs" | "gcs":
+            options = _if_set(skip_signature=origin.anonymous or None)
+            return _open_cloud(url, obstore_stores.GCSStore, options, policy)
+        case "az" | "abfs" | "abfss":
+            options = _if_set(skip_signature=origin.anonymous or None, endpoint=origin.endpoint)
+            return _open_cloud(url, obstore_stores.AzureStore, options, policy)
+        case "http" | "https":
+            return _open_http(url, policy)
+        case "file":
+            paths = Traits(to_path=lambda key: key.lstrip("/"), to_key=lambda path: "/" + path, pages=False)
+            return ObstoreStore(url.root, lambda: _same(obstore_stores.LocalStore()), paths)
+        case "memory":
+            return ObstoreStore(url.root, lambda: _same(_MEMORY.named(url.bucket)), Traits(pages=False))
+    raise ConfigError(
+        f"obstore knows no {url.scheme}:// URLs", url=str(url), hint=f"known: {', '.join(sorted(SCHEMES))}"
+    )
+
+
+def _open_s3(url: ObjectUrl, access: Access, policy: RetryPolicy, source: CredentialSource) -> ObstoreStore:
+    def connect() -> Clients:
+        # All of these are given, so that none of obstore's own environment variables mixes in.
+        options: dict[str, Any] = {
+            "region": access.region,
+            "virtual_hosted_style_request": access.virtual,
+            "skip_signature": source.anonymous,
+        }
+        if access.endpoint is not None:
+            options["endpoint"] = access.bucket_endpoint(url.bucket)
+        if not source.anonymous:
+            source.keys(url.root)  # raises when there are none, in our own words
+            options["credential_provider"] = ObstoreProvider(source, url.root)
+        return _clients(lambda **http: obstore_stores.S3Store(url.bucket, **options, **http), policy, access.plain_http)
+
+    traits = Traits(bulk_delete=access.bulk_delete, explains_head=True)
+    return ObstoreStore(url.root, connect, traits, forget=source.forget)
+
+
+def _open_cloud(url: ObjectUrl, kind: Any, options: dict[str, Any], policy: RetryPolicy) -> ObstoreStore:
+    plain = str(options.get("endpoint", "")).startswith("http://")
+    return ObstoreStore(
+        url.root, lambda: _clients(lambda **http: kind(url.bucket, **options, **http), policy, plain), Traits()
+    )
+
+
+def _open_http(url: ObjectUrl, policy: RetryPolicy) -> ObstoreStore:
+    # The key of an http URL is percent-encoded already; obstore encodes what it is given.
+    paths = Traits(to_path=unquote, to_key=quote)
+    return ObstoreStore(
+        url.root,
+        lambda: _clients(
+            lambda **http: obstore_stores.HTTPStore(url.root, **http), policy, plain_http=url.scheme == "http"
+        ),
+        paths,
+    )
+
+
+def _clients(make: Callable[..., Any], policy: RetryPolicy, plain_http: bool) -> Clients:
+    limit = timedelta(seconds=policy.deadline)
+    quiet = timedelta(seconds=policy.stall)
+    connect = timedelta(seconds=min(_CONNECT_SECONDS, policy.stall))
+    http = {"allow_http": plain_http, "connect_timeout": connect, "timeout": limit}
+    never = {"max_retries": 0, "retry_timeout": limit}
+    own = {
+        "max_retries": 10,
+        "retry_timeout": limit,
+        "backoff": {
+            "init_backoff": timedelta(seconds=policy.base),
+            "max_backoff": timedelta(seconds=policy.cap),
+            "base": 2,
+        },
+    }
+    try:
+        return Clients(
+            read=make(client_options={**http, "read_timeout": quiet}, retry_config=never),
+            write=make(client_options=http, retry_config=never),
+            multipart=make(client_options=http, retry_config=own),
+        )
+    except (obx.BaseError, ValueError) as e:
+        raise ConfigError(f"the store cannot be set up: {shorten(str(e).split('Debug source')[0])}") from e
+
+
+def _same(store: Any) -> Clients:
+    return Clients(store, store, store)
+
+
+def _if_set(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+class _MemoryNames:
+    """What ``memory://name`` means in this process: the same store for the same name, as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stores: dict[str, Any] = {}
+
+    def named(self, name: str) -> Any:
+        with self._lock:
+            return self._stores.setdefault(name, obstore_stores.MemoryStore())
+
+
+# The one place where the process itself is the store, so its contents are global by meaning.
+_MEMORY = _MemoryNames()

@@ -1,0 +1,137 @@
+"""One mapping from what a store answers to the errors of :mod:`cachefs.errors`. Pure.
+
+Backends reduce every failure to a :class:`Refusal` (an HTTP status, an S3 error code, or neither) and raise what
+:func:`error_for` makes of it, so that the same situation is the same error whichever backend serves.
+
+Codes: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import (
+    Changed,
+    ClockSkewed,
+    Corrupt,
+    Denied,
+    NotFound,
+    PreconditionFailed,
+    Stalled,
+    StoreError,
+    Throttled,
+    Unavailable,
+)
+
+CREDENTIAL_HINT = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; NEARFLASH_ANONYMOUS=1 for a public bucket"
+)
+
+_CLOCK = frozenset({"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"})
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
+_THROTTLED = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"})
+_BAD_KEYS = {
+    "InvalidAccessKeyId": "the store does not know the access key",
+    "SignatureDoesNotMatch": "the secret access key does not fit the access key",
+}
+_ELSEWHERE = frozenset(
+    {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+)
+_RIGHTS = {
+    "head": "s3:GetObject",
+    "get": "s3:GetObject",
+    "list": "s3:ListBucket",
+    "put": "s3:PutObject",
+    "delete": "s3:DeleteObject",
+}
+
+
+class CredentialsExpired(Denied):
+    """The credentials were good and are no more. The retry layer fetches new ones and tries again."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A failed request, as far as the backend can tell. ``detail`` is one short line in the store's own words.
+
+    ``cut``: the connection failed; ``stalled``: it went quiet; ``garbled``: the reply is not what was asked for.
+    """
+
+    status: int | None = None
+    code: str | None = None
+    detail: str = ""
+    cut: bool = False
+    stalled: bool = False
+    garbled: bool = False
+
+
+def error_for(refusal: Refusal, doing: str, *, url: str, bound: bool = False) -> StoreError:
+    """The error to raise for a request that was ``doing`` one of ``head, get, list, put, delete`` with ``url``.
+
+    ``bound``: the request was for one version of the object, so a failed condition means that it changed.
+    """
+    status, code = refusal.status, refusal.code or ""
+    if code in _CLOCK:
+        return ClockSkewed(
+            "the store refuses this machine's clock: it is too far from the store's",
+            url=url,
+            hint="set the clock, for example with NTP",
+        )
+    if code in _EXPIRED:
+        return CredentialsExpired("the credentials have expired", url=url, hint="renew the session token")
+    if code == "NoSuchBucket":
+        return NotFound("no such bucket", url=url)
+    if status == 404 or code in {"NoSuchKey", "NotFound"}:
+        return NotFound("no such object" if doing != "list" else "no such bucket or prefix", url=url)
+    if status in {409, 412, 304} or code in {"PreconditionFailed", "ConditionalRequestConflict"}:
+        if bound:
+            return Changed("the object is no longer the version that was opened", url=url)
+        return PreconditionFailed("the object is not in the state that the write requires", url=url)
+    if status == 416 or code == "InvalidRange":
+        return Changed("the object is shorter than the range that was asked for", url=url)
+    if status in {429, 503} or code in _THROTTLED:
+        return Throttled(f"the store asks for fewer requests ({code or status})", url=url)
+    if status in {301, 307} or code in _ELSEWHERE:
+        return StoreError(
+            f"the bucket is in another region or behind another endpoint ({code or status})",
+            url=url,
+            hint="set AWS_REGION or AWS_ENDPOINT_URL",
+        )
+    if status in {401, 403} or code in _BAD_KEYS or code == "AccessDenied":
+        return _denied(code, doing, url)
+    return _failed(refusal, doing, url)
+
+
+def _denied(code: str, doing: str, url: str) -> StoreError:
+    if code in _BAD_KEYS:
+        return Denied(_BAD_KEYS[code], url=url, hint=CREDENTIAL_HINT)
+    right = _RIGHTS.get(doing, "")
+    if doing in {"head", "get"}:
+        # Without the right to list, a store says 403 for a key that is not there as well.
+        return Denied(
+            "missing or not allowed", url=url, hint=f"needs {right}; with s3:ListBucket the store tells which"
+        )
+    if doing == "list":
+        return Denied("listing is not allowed", url=url, hint=f"needs {right}; or name the objects by their full URLs")
+    return Denied(f"{doing} is not allowed", url=url, hint=f"needs {right}")
+
+
+def _failed(refusal: Refusal, doing: str, url: str) -> StoreError:
+    status, detail = refusal.status, shorten(refusal.detail)
+    if refusal.stalled:
+        return Stalled("no answer for too long", url=url)
+    if refusal.garbled:
+        return Corrupt(f"a wrong reply: {detail}", url=url)
+    if refusal.cut:
+        return Unavailable(f"the connection failed: {detail}", url=url)
+    if status is not None and (status >= 500 or status == 408):
+        return Unavailable(f"the store failed with status {status} {refusal.code or ''}", url=url)
+    said = " ".join(str(part) for part in (status, refusal.code, detail) if part)
+    return StoreError(f"the store refused to {doing}: {said or 'no reason given'}", url=url)
+
+
+def shorten(text: str, limit: int = 200) -> str:
+    """One line of at most ``limit`` characters."""
+    line = re.sub(r"\s+", " ", text).strip()
+    return line if len(line) <= limit else line[: limit - 1] + "…"
