@@ -42,6 +42,7 @@ class EngineBox:
     metrics: Metrics
     log: Log
     disk: Disk
+    clock: Clock
 
     async def open(self, key: str, *, version: str | None = None, size: int | None = None) -> Opening:
         return await self.engine.open(f"s3://bucket/{key}", ORIGIN, version, size)
@@ -96,7 +97,7 @@ async def engine_box(
     await disk.open()
     writing = asyncio.create_task(log.run())
     try:
-        yield EngineBox(engine, store, metrics, log, disk)
+        yield EngineBox(engine, store, metrics, log, disk, clock)
     finally:
         await engine.close()
         log.close()
