@@ -158,6 +158,12 @@ def default_socket(cache_dir: Path, environ: Mapping[str, str]) -> Path:
     return base / f"{name_digest(os.path.realpath(cache_dir))[:16]}.sock"
 
 
+def job_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the launcher tells of this job (torchrun's and Slurm's own variables), for names that people recognise."""
+    env = os.environ if environ is None else environ
+    return {name: value for name, value in env.items() if name.startswith(("TORCHELASTIC_", "SLURM_"))}
+
+
 def _default_cache_dir(env: Mapping[str, str]) -> Path:
     base = env.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path(env.get("HOME") or Path.home()) / ".cache") / "nearflash"
