@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -106,12 +106,15 @@ def read_parts(storage: Storage, root: Root) -> list[Part]:
     return list(run_bounded(lambda part: read_part(storage, root.ref, part), root.parts))
 
 
-def verify_step(storage: Storage, ref: StepRef, deep: bool = True) -> list[Damage]:
+def verify_step(
+    storage: Storage, ref: StepRef, deep: bool = True, *, on_bytes: Callable[[int], None] = lambda count: None
+) -> list[Damage]:
     """Everything that is wrong with a checkpoint; an empty list means it is sound.
 
     Checked are the root, the parts (size and digest), that the chunks of every tensor cover it once by number of
     elements, and the size of every segment; with ``deep`` also the digest of every chunk, in parallel, with a few
-    windows of :data:`WINDOW` bytes in memory. Raises :class:`CheckpointNotFound` if there is no such step,
+    windows of :data:`WINDOW` bytes in memory; ``on_bytes`` hears, from several threads, how many more were read.
+    Raises :class:`CheckpointNotFound` if there is no such step,
     :class:`CheckpointUnsupported`, and the storage's own errors (no answer is not damage).
     """
     try:
@@ -138,7 +141,7 @@ def verify_step(storage: Storage, ref: StepRef, deep: bool = True) -> list[Damag
             damages.append(Damage(name, None, what))
     if deep:
         windows = plan_windows(parts, ref, actual)
-        for found_damages in run_bounded(lambda window: _check_window(storage, window), windows):
+        for found_damages in run_bounded(lambda window: _check_window(storage, window, on_bytes), windows):
             damages.extend(found_damages)
         damages.extend(_beyond(parts, ref, actual))
     return damages
@@ -197,7 +200,7 @@ def _beyond(parts: Iterable[Part], ref: StepRef, sizes: dict[str, int]) -> Itera
                     yield Damage(name, tensor.name, "the file ends before this chunk does", chunk.start)
 
 
-def _check_window(storage: Storage, window: Window) -> list[Damage]:
+def _check_window(storage: Storage, window: Window, on_bytes: Callable[[int], None]) -> list[Damage]:
     try:
         if len(window.spans) == 1:
             digests = [_digest(storage, window.file, window.start, window.end)]
@@ -209,6 +212,7 @@ def _check_window(storage: Storage, window: Window) -> list[Damage]:
             ]
     except (NotFound, CheckpointDamaged) as e:  # gone or cut since its size was read
         return [Damage(window.file, span.tensor, e.what, span.start) for span in window.spans]
+    on_bytes(window.end - window.start)
     return [
         Damage(window.file, span.tensor, "the digest is wrong", span.start)
         for span, digest in zip(window.spans, digests, strict=True)
