@@ -1,0 +1,233 @@
+"""The ``ckptstore`` command. Errors are one line on standard error; ``--json`` prints one JSON value.
+
+Exit codes: 0 done, 1 failed or damaged, 2 wrong usage, 130 interrupted. Nothing here imports torch or looks at rank
+variables: it runs in a bare shell. Commands import what they need, so ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cachefs.errors import CheckpointDamaged, NearflashError
+
+if TYPE_CHECKING:
+    from .layout import StepRef
+    from .storage import Storage
+    from .timeline import Timeline
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        code = cli.main(args=argv, prog_name="ckptstore", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.UsageError as e:
+        command = e.ctx.command_path if e.ctx is not None else "ckptstore"
+        return _fail(f"{e.format_message()} (try {command} --help)", 2)
+    except NearflashError as e:
+        return _fail(str(e), 1)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
+        return 0
+    except OSError as e:
+        return _fail(str(e), 1)
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"ckptstore: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _json(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")(command)
+
+
+def _step(command: F) -> F:
+    return click.option("--step", type=click.IntRange(min=0), help="The step (default: the newest).")(command)
+
+
+def _origin(command: F) -> F:
+    for name, text in (
+        ("--endpoint", "Endpoint of the object store [env AWS_ENDPOINT_URL]."),
+        ("--region", "Region [env AWS_REGION]."),
+        ("--preset", "Kind of object store: aws, aliyun, minio ... [env NEARFLASH_PRESET]."),
+    ):
+        command = click.option(name, help=text)(command)
+    return click.option("--anonymous", is_flag=True, default=None, help="Send no credentials.")(command)
+
+
+def _open(url: str, origin: dict[str, Any]) -> Storage:
+    from cachefs.config import Origin
+
+    from .storage import open_storage
+
+    given = {name: value for name, value in origin.items() if value is not None}
+    return open_storage(url, dataclasses.replace(Origin.from_env(), **given))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="nearflash", prog_name="ckptstore")
+def cli() -> None:
+    """Look at, verify and bring home the checkpoints of a store: s3://bucket/prefix, or a path."""
+
+
+@cli.command()
+@click.argument("url")
+@click.option("--all", "everything", is_flag=True, help="Also the steps of abandoned timelines.")
+@_origin
+@_json
+def ls(url: str, everything: bool, as_json: bool, **origin: Any) -> None:
+    """List the steps that count, oldest first."""
+    from .timeline import not_found, read_timeline
+
+    with _open(url, origin) as storage:
+        timeline = read_timeline(storage)
+        if not timeline.live and not (everything and timeline.others):
+            raise not_found(storage, timeline, "there is no checkpoint")
+        rows = [_row(storage, ref, timeline) for ref in _listed(timeline, everything)]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    from datetime import datetime
+
+    from cachefs.progress import human_bytes
+
+    click.echo(f"{'STEP':>12}  {'GENERATION':>10}  {'RANKS':>5}  {'TENSORS':>7}  {'SIZE':>10}  SAVED")
+    for row in rows:
+        if row["damage"]:
+            rest = f"damaged: {row['damage']}"
+        else:
+            saved = datetime.fromtimestamp(row["created"]).strftime("%Y-%m-%d %H:%M:%S")
+            size = human_bytes(row["bytes"]) if row["bytes"] is not None else "-"
+            tensors = row["tensors"] if row["tensors"] is not None else "-"
+            rest = f"{row['world_size']:>5}  {tensors:>7}  {size:>10}  {saved}"
+        click.echo(f"{row['step']:>12}  {row['generation']:>10}  {rest}{'' if row['live'] else '  (abandoned)'}")
+
+
+@cli.command()
+@click.argument("url")
+@_step
+@_origin
+@_json
+def show(url: str, step: int | None, as_json: bool, **origin: Any) -> None:
+    """Show a step's tensors and values, without reading tensor data."""
+    from .catalog import read_catalog
+    from .copying import find_source
+    from .inspect import describe
+
+    with _open(url, origin) as storage:
+        catalog = read_catalog(storage, find_source(storage, step))
+    found = describe(catalog)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    from cachefs.progress import human_bytes
+
+    click.echo(f"{catalog.ref}, saved by {catalog.root.world_size} rank(s) of attempt {catalog.root.attempt}")
+    for tensor in found["tensors"]:
+        shape = "x".join(map(str, tensor["shape"])) or "scalar"
+        extra = f"  = {tensor['alias_of']}" if tensor["alias_of"] else ""
+        extra += f"  of rank {tensor['rank']}" if tensor["rank"] is not None else ""
+        click.echo(f"{tensor['dtype']:>12}  {shape:>16}  {human_bytes(tensor['bytes']):>10}  {tensor['name']}{extra}")
+    for name, value in found["values"].items():
+        text = json.dumps(value)
+        click.echo(f"{'value':>12}  {name} = {text if len(text) <= 200 else text[:197] + '...'}")
+
+
+@cli.command()
+@click.argument("url")
+@_step
+@click.option("--all", "everything", is_flag=True, help="Every step that counts.")
+@click.option("--quick", is_flag=True, help="Manifests and sizes only, not the digest of every byte.")
+@_origin
+@_json
+def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: bool, **origin: Any) -> None:
+    """Check a step byte by byte, and name what is damaged."""
+    from cachefs.progress import byte_bar
+
+    from .copying import find_source
+    from .timeline import read_timeline
+    from .verify import verify_step
+
+    if everything and step is not None:
+        raise click.UsageError("--all and --step exclude each other")
+    rows = []
+    with _open(url, origin) as storage:
+        newest = find_source(storage, step)
+        refs = reversed(read_timeline(storage).live) if everything else [newest]
+        for ref in refs:
+            size = _row(storage, ref)["bytes"] or 0
+            with byte_bar(f"step {ref.step}", size, show=not (as_json or quick)) as advance:
+                damages = verify_step(storage, ref, deep=not quick, on_bytes=advance)
+            rows.append((ref, damages))
+    if as_json:
+        values = [
+            {"step": r.step, "generation": r.generation, "damages": [dataclasses.asdict(d) for d in damages]}
+            for r, damages in rows
+        ]
+        click.echo(json.dumps(values))
+    else:
+        for ref, damages in rows:
+            click.echo(f"{ref}: {'damaged' if damages else 'sound'}")
+            for damage in damages:
+                click.echo(f"  {damage}")
+    bad = [ref.step for ref, damages in rows if damages]
+    if bad:
+        raise CheckpointDamaged(f"damaged: step {', '.join(map(str, bad))}", url=url)
+
+
+@cli.command()
+@click.argument("url")
+@click.argument("out", type=click.Path())
+@_step
+@click.option("--only", multiple=True, help="Only these names or globs (model, optimizer/*); may be repeated.")
+@_origin
+@_json
+def restore(url: str, out: str, step: int | None, only: tuple[str, ...], as_json: bool, **origin: Any) -> None:
+    """Bring a step down into OUT, a new folder, which then is a store of its own with that one step."""
+    from cachefs.progress import byte_bar, human_bytes
+
+    from .copying import restore as bring
+
+    def bar(total: int) -> Any:
+        return byte_bar("restoring", total, show=not as_json)
+
+    with _open(url, origin) as storage:
+        copied = bring(storage, out, step=step, only=only or None, bar=bar)
+    if as_json:
+        click.echo(json.dumps({"step": copied.ref.step, "tensors": copied.tensors, "bytes": copied.nbytes, "out": out}))
+    else:
+        click.echo(
+            f"step {copied.ref.step}: {copied.tensors} tensors, {human_bytes(copied.nbytes)}, verified, in {out}"
+        )
+
+
+def _listed(timeline: Timeline, everything: bool) -> list[StepRef]:
+    return sorted((*timeline.live, *timeline.others)) if everything else list(reversed(timeline.live))
+
+
+def _row(storage: Storage, ref: StepRef, timeline: Timeline | None = None) -> dict[str, Any]:
+    """What the list shows of a step."""
+    from .verify import read_root
+
+    row: dict[str, Any] = {"step": ref.step, "generation": ref.generation}
+    row["live"] = timeline is None or ref in timeline.live
+    fields: dict[str, Any] = dict.fromkeys(("attempt", "world_size", "created", "tensors", "bytes", "damage"))
+    try:
+        root = read_root(storage, ref)
+    except CheckpointDamaged as e:
+        return {**row, **fields, "damage": str(e)}
+    fields.update(attempt=root.attempt, world_size=root.world_size, created=root.created)
+    fields.update({name: root.metadata.get(name) for name in ("tensors", "bytes")})
+    return {**row, **fields}
