@@ -157,16 +157,16 @@ class ControlServer:
             case protocol.Release(leases):
                 self.sessions.release(session, leases)
             case protocol.Fetch(url, version, size, start, end):
-                async with self._engine.read(url, session.origin, version, size, start, end) as data:
+                async with self._engine.read(url, session.access, version, size, start, end) as data:
                     await wire.send(protocol.Payload(end - start))
                     await wire.send_raw(data)
             case protocol.Prefetch(items):
-                await self._prefetcher.add(Wish(i.url, i.version, i.size, session.origin) for i in items)
+                await self._prefetcher.add(Wish(i.url, i.version, i.size, session.access) for i in items)
                 await wire.send(protocol.Done())
             case protocol.List(url, delimiter, cached):
                 await self._list(wire, session, url, delimiter=delimiter, cached=cached)
             case protocol.Stat(url):
-                await wire.send(protocol.StatPage([await self._engine.stat(url, session.origin)]))
+                await wire.send(protocol.StatPage([await self._engine.stat(url, session.access)]))
             case protocol.Entries():
                 await self._entries(wire)
             case protocol.Evict(urls, everything):
@@ -181,31 +181,37 @@ class ControlServer:
                 raise CacheError("a second hello on one connection")
 
     async def _open(self, wire: Wire, session: Session, request: protocol.Open) -> None:
-        opening = await self._engine.open(request.url, session.origin, request.version, request.size)
-        meta, held = opening.source.meta, opening.held
-        if held is None:
+        opening = await self._engine.open(request.url, session.access, request.version, request.size)
+        meta, holding = opening.source.meta, opening.holding
+        if holding is None:
             reason = opening.reason
             kind = type(reason).__name__
             what = "" if reason is None else reason.what
             await wire.send(protocol.Opened(meta.size, meta.version, self._engine.piece, reason=what, kind=kind))
             return
-        number = self.sessions.grant(session, opening)
         try:
-            await wire.send(protocol.Opened(meta.size, meta.version, held.entry.chunk_size, number), held.fds)
+            fds = holding.open_files()
+        except BaseException:
+            self._engine.release(opening)
+            raise
+        try:
+            number = self.sessions.grant(session, opening)
+            await wire.send(protocol.Opened(meta.size, meta.version, holding.entry.chunk_size, number), fds)
         finally:
-            held.close_files()
+            for fd in fds:
+                os.close(fd)
 
     async def _wait(self, session: Session, request: protocol.Wait) -> protocol.Waited:
         opening = session.leases.get(request.lease)
-        if opening is None or opening.held is None:
+        if opening is None or opening.holding is None:
             return protocol.Waited(False, 0, known=False)
-        entry = opening.held.entry
+        entry = opening.holding.entry
         seconds = min(_WAIT_SECONDS, max(0.0, request.seconds))
         progress = await self._engine.wait(entry, opening.source, request.first, request.stop, seconds)
         return protocol.Waited(progress.done, progress.present, known=not progress.superseded)
 
     async def _list(self, wire: Wire, session: Session, url: str, *, delimiter: bool, cached: bool) -> None:
-        listing = self._engine.list_folder(url, session.origin, delimiter=delimiter, cached=cached)
+        listing = self._engine.list_folder(url, session.access, delimiter=delimiter, cached=cached)
         async with aclosing(listing):
             async for found in listing:
                 for page in _pages(found):

@@ -54,6 +54,7 @@ class Disk:
         self._fault: DiskFault | CacheFull | None = None
         self._retry_at = 0.0
         self._opening = asyncio.Lock()
+        self._pending: set[asyncio.Task[None]] = set()
         self._short = ThreadPoolExecutor(4, thread_name_prefix="cachefs-disk")
         self._bulk = ThreadPoolExecutor(4, thread_name_prefix="cachefs-bulk")
 
@@ -88,6 +89,25 @@ class Disk:
         assert held is not None, "creation gives an entry or raises"
         return held
 
+    def retire(self, key: EntryKey, held: Held) -> None:
+        """In a thread: give up what was held; the entry counts as used now, not when it was first opened."""
+        try:
+            if self._store is not None:
+                self._store.lookup(key)
+        finally:
+            held.discard()
+
+    def later(self, *calls: Callable[[], None]) -> asyncio.Future[None]:
+        """Run calls in a thread, one after the other, whether the result is awaited or not; errors are logged."""
+        if not calls:
+            nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            nothing.set_result(None)
+            return nothing
+        task = asyncio.ensure_future(self._all(calls))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+        return task
+
     async def cached_bytes(self, key: EntryKey) -> int:
         """How many bytes of one object are on this disk."""
         store = self._store
@@ -118,8 +138,16 @@ class Disk:
         """Why nothing can be written now, or ``None``."""
         return self._fault if self._store is None else self._store.fault
 
+    async def _all(self, calls: tuple[Callable[[], None], ...]) -> None:
+        for call in calls:
+            try:
+                await self.short(call)
+            except NearflashError as e:
+                self._log.record("disk_call_failed", error=str(e))
+
     async def close(self) -> None:
         """Close the store, giving up its directory. Idempotent."""
+        await asyncio.gather(*self._pending, return_exceptions=True)
         store, self._store = self._store, None
         if store is not None:
             await self.short(store.close)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..clock import Clock
-from ..config import Origin, Settings
+from ..config import Settings
 from ..errors import CacheError, CacheFull, Changed, ConfigError, DiskFault
 from ..flash import Entry, EntryInfo, EntryKey
 from ..metrics import Metrics
@@ -17,10 +17,11 @@ from ..objstore.abc import ObjectMeta
 from ..objstore.url import ObjectUrl, parse_url
 from ..shard import ObjectStat
 from .chunkqueue import Tier
-from .disk import Disk, Held
+from .disk import Disk
 from .fetch import Fetcher, Superseded
+from .holdings import Holding, Holdings
 from .log import Log
-from .origins import Opener, Origins, Source, endpoint_name
+from .origins import Access, Opener, Origins, Source
 from .transfers import Transfers
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ MOST_FETCH = 64 << 20
 
 @dataclass(frozen=True)
 class Opening:
-    """An object that was opened: from the cache (``held``), or past it for ``reason``."""
+    """An object that was opened: from the cache (``holding``), or past it for ``reason``."""
 
     source: Source
-    held: Held | None = None
+    holding: Holding | None = None
     reason: CacheFull | DiskFault | None = None
 
 
@@ -70,6 +71,7 @@ class Engine:
         self._transfers = Transfers(settings.transfer_bytes, metrics)
         self._origins = Origins(opener, self._transfers, settings.origin_parallel, clock)
         self.fetcher = Fetcher(disk, self._transfers, metrics, log, clock, settings.request_deadline)
+        self._holdings = Holdings(disk, clock)
         self._bypassing: type[CacheError] | None = None
 
     @property
@@ -83,37 +85,33 @@ class Engine:
         return min(self._settings.chunk_size, MOST_FETCH)
 
     async def open(
-        self, url: str, origin: Origin, version: str | None, size: int | None, *, tier: Tier = Tier.OPENED
+        self, url: str, access: Access, version: str | None, size: int | None, *, tier: Tier = Tier.OPENED
     ) -> Opening:
-        """Open one object and start filling its entry. The caller owns what is held: the lease and the descriptors.
+        """Open one object and start filling its entry. The caller gives the opening back by :meth:`release`.
 
         Raises the origin's errors, among them ``Changed`` for a ``version`` that is no more.
         """
         target = _remote(url)
-        async with self._origins.bucket(target, origin) as bucket:
+        async with self._origins.bucket(target, access) as bucket:
             meta = await bucket.bind(target, version, size)
             source = Source(bucket, target, meta)
             try:
-                held = await self._hold(entry_key(target, origin, meta), meta.size)
+                holding = await self._hold(entry_key(target, access, meta), meta.size)
             except (CacheFull, DiskFault) as e:
                 return self._bypass(source, e)
-            try:
-                if held.entry.size != meta.size:
-                    what = "another size is cached under this version"
-                    raise Changed(what, url=url, hint="evict it, or list it again")
-                self.fetcher.ensure(held.entry, source, tier)
-            except BaseException:
-                held.discard()
-                raise
+            if holding.entry.size != meta.size:
+                self._holdings.give_back(holding)
+                raise Changed("another size is cached under this version", url=url, hint="evict it, or list it again")
+            self.fetcher.ensure(holding.entry, source, tier)
             bucket.users += 1
         self._healed()
-        return Opening(source, held)
+        return Opening(source, holding)
 
     def release(self, opening: Opening) -> None:
-        """Give back an opening's lease (its descriptors are the caller's to close)."""
-        if opening.held is not None:
+        """Give an opening back. Once for each."""
+        if opening.holding is not None:
             opening.source.bucket.users -= 1
-            opening.held.entry.release()
+            self._holdings.give_back(opening.holding)
 
     async def wait(self, entry: Entry, source: Source, first: int, stop: int, seconds: float) -> Progress:
         """Wait up to ``seconds`` for chunks ``[first, stop)`` of a leased entry. Raises the error of its fill."""
@@ -132,37 +130,38 @@ class Engine:
 
     @asynccontextmanager
     async def read(
-        self, url: str, origin: Origin, version: str, size: int, start: int, end: int
+        self, url: str, access: Access, version: str, size: int, start: int, end: int
     ) -> AsyncIterator[Buffer]:
         """Bytes ``[start, end)`` of one version past the cache; they count as in flight until the block ends."""
         if not 0 <= start <= end <= size or end - start > MOST_FETCH:
             raise ConfigError(f"bytes {start} to {end} cannot be read at once", url=url)
         target = _remote(url)
-        async with self._origins.bucket(target, origin) as bucket:
+        async with self._origins.bucket(target, access) as bucket:
             meta = await bucket.bind(target, version, size)
             async with self._transfers.turn(bucket.lane, end - start):
                 data = await bucket.get_range(target, meta, start, end)
                 self._metrics.add("pass_through_bytes", end - start)
                 yield data
 
-    async def stat(self, url: str, origin: Origin) -> ObjectStat:
+    async def stat(self, url: str, access: Access) -> ObjectStat:
         """One object as the origin has it now."""
         target = _remote(url)
-        async with self._origins.bucket(target, origin) as bucket:
+        async with self._origins.bucket(target, access) as bucket:
             meta = await bucket.head(target, fresh=True)
-        cached = await self._disk.cached_bytes(entry_key(target, origin, meta))
+        cached = await self._disk.cached_bytes(entry_key(target, access, meta))
         return ObjectStat(str(target), meta.size, meta.version, cached)
 
     async def list_folder(
-        self, url: str, origin: Origin, *, delimiter: bool, cached: bool
+        self, url: str, access: Access, *, delimiter: bool, cached: bool
     ) -> AsyncGenerator[list[ObjectStat], None]:
         """Pages of a folder's objects; folder markers are left out, prefixes come with a delimiter only."""
         target = _remote(url)
-        endpoint = endpoint_name(origin)
         held: dict[tuple[str, str], int] = {}
         if cached:
-            held = {(e.url, e.version): e.cached_bytes for e in await self._disk.entries() if e.endpoint == endpoint}
-        async with self._origins.bucket(target, origin) as bucket:
+            held = {
+                (e.url, e.version): e.cached_bytes for e in await self._disk.entries() if e.endpoint == access.endpoint
+            }
+        async with self._origins.bucket(target, access) as bucket:
             async for page in bucket.list(target, delimiter=delimiter):
                 found = [_listed(target, meta, held) for meta in page.objects if not meta.key.endswith("/")]
                 yield [*found, *(ObjectStat(str(target.with_key(p)), 0, "") for p in page.prefixes)]
@@ -173,6 +172,7 @@ class Engine:
     async def evict(self, urls: Iterable[str], *, everything: bool) -> EvictResult:
         """Drop every version of these URLs, from whatever endpoint, that nobody uses."""
         wanted = {str(_remote(url)) for url in urls}
+        await self._holdings.drop_idle()
         gone, freed, busy = 0, 0, 0
         for info in await self._disk.entries():
             if everything or info.url in wanted:
@@ -203,21 +203,23 @@ class Engine:
         return values
 
     async def tidy(self) -> None:
-        """Housekeeping, to be called now and then."""
+        """Housekeeping, to be called every second or two."""
+        await self._holdings.trim()
         await self._disk.tidy()
 
     async def close(self) -> None:
         """Stop all transfers, then close origins and disk. Idempotent."""
         await self._transfers.close()
         await self._origins.close()
+        await self._holdings.close()
         await self._disk.close()
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    async def _hold(self, key: EntryKey, size: int) -> Held:
-        held = await self._disk.find(key)
-        self._metrics.add("open_misses" if held is None else "open_hits")
-        return held or await self._disk.obtain(key, size)
+    async def _hold(self, key: EntryKey, size: int) -> Holding:
+        holding = self._holdings.hit(key) or await self._holdings.find(key)
+        self._metrics.add("open_misses" if holding is None else "open_hits")
+        return holding or await self._holdings.obtain(key, size)
 
     def _bypass(self, source: Source, reason: CacheFull | DiskFault) -> Opening:
         """The cache cannot take it: counted each time, logged when it begins."""
@@ -233,9 +235,9 @@ class Engine:
             self._log.record("bypass_ends")
 
 
-def entry_key(target: ObjectUrl, origin: Origin, meta: ObjectMeta) -> EntryKey:
+def entry_key(target: ObjectUrl, access: Access, meta: ObjectMeta) -> EntryKey:
     """Under which name an object is kept on disk."""
-    return EntryKey(endpoint_name(origin), str(target), meta.version)
+    return EntryKey(access.endpoint, str(target), meta.version)
 
 
 def _listed(target: ObjectUrl, meta: ObjectMeta, held: dict[tuple[str, str], int]) -> ObjectStat:

@@ -27,6 +27,22 @@ _BUCKETS = 64
 Opener = Callable[[ObjectUrl, Origin], ObjectStore]
 
 
+@dataclass(frozen=True)
+class Access:
+    """How one client reaches its object store, with what is derived from it once per client.
+
+    ``identity`` tells clients that may share a store client; ``endpoint`` is part of the name of a cache entry.
+    """
+
+    origin: Origin
+    identity: str
+    endpoint: str
+
+    @classmethod
+    def by(cls, origin: Origin) -> Access:
+        return cls(origin, origin.identity(), (origin.endpoint or origin.preset or "").rstrip("/"))
+
+
 class Bucket:
     """One bucket reached with one set of credentials. Belongs to one event loop."""
 
@@ -125,15 +141,15 @@ class Origins:
         self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
 
     @asynccontextmanager
-    async def bucket(self, target: ObjectUrl, origin: Origin) -> AsyncIterator[Bucket]:
-        """The bucket of a URL as this origin reaches it, kept open during the block.
+    async def bucket(self, target: ObjectUrl, access: Access) -> AsyncIterator[Bucket]:
+        """The bucket of a URL as this client reaches it, kept open during the block.
 
         Raises :class:`ConfigError` for a scheme nobody serves.
         """
-        key = (target.root, origin.identity())
+        key = (target.root, access.identity)
         found = self._buckets.get(key)
         if found is None:
-            store = self._opener(target.with_key(""), origin)
+            store = self._opener(target.with_key(""), access.origin)
             lane = self._transfers.lane(self._parallel)
             found = self._buckets[key] = Bucket(store, lane, self._clock)
             await self._close_idle()
@@ -157,11 +173,6 @@ class Origins:
             bucket = self._buckets.pop(key)
             self._transfers.remove(bucket.lane)
             await bucket.store.close()
-
-
-def endpoint_name(origin: Origin) -> str:
-    """What tells one object store from another in the name of a cache entry; credentials do not."""
-    return (origin.endpoint or origin.preset or "").rstrip("/")
 
 
 def _folder(key: str) -> str:

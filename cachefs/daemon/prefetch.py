@@ -7,13 +7,13 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..config import Origin
 from ..errors import NearflashError
 from ..metrics import Metrics
 from .chunkqueue import Tier
 from .engine import Engine
 from .fetch import Superseded
 from .log import Log
+from .origins import Access
 
 PARALLEL = 4
 """Objects on their way at once; their chunks queue behind those of opened objects."""
@@ -27,7 +27,7 @@ class Wish:
     url: str
     version: str | None
     size: int | None
-    origin: Origin
+    access: Access
 
 
 class Prefetcher:
@@ -50,7 +50,7 @@ class Prefetcher:
         """Queue wishes behind those already there; one that is queued already keeps its place."""
         dropped = 0
         for wish in wishes:
-            key = (wish.url, wish.version, wish.origin.identity())
+            key = (wish.url, wish.version, wish.access.identity)
             if len(self._queue) < self._most_queued:
                 self._queue.setdefault(key, wish)
             elif key not in self._queue:
@@ -86,13 +86,12 @@ class Prefetcher:
                 self._active -= 1
 
     async def _bring(self, wish: Wish) -> None:
-        opening = await self._engine.open(wish.url, wish.origin, wish.version, wish.size, tier=Tier.AHEAD)
-        if opening.held is None:
+        opening = await self._engine.open(wish.url, wish.access, wish.version, wish.size, tier=Tier.AHEAD)
+        if opening.holding is None:
             self._metrics.add("prefetch_bypassed")
             return
-        opening.held.close_files()
         try:
-            await self._engine.fetcher.finish(opening.held.entry)
+            await self._engine.fetcher.finish(opening.holding.entry)
         except Superseded:
             self._metrics.add("prefetch_failures")  # evicted on purpose meanwhile
         finally:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..config import Origin
 from ..errors import CacheError
 from .engine import Engine, Opening
+from .origins import Access
 
 
 @dataclass(eq=False)
@@ -16,7 +17,7 @@ class Session:
     """One client process: its origin, how many connections it has, and what it has open by lease number."""
 
     ident: str
-    origin: Origin = field(repr=False)
+    access: Access = field(repr=False)
     connections: int = 0
     leases: dict[int, Opening] = field(default_factory=dict)
 
@@ -38,8 +39,10 @@ class Sessions:
 
     def join(self, ident: str, origin: Origin) -> Session:
         """A connection says hello. Raises :class:`CacheError` if the session is known with another origin."""
-        session = self._sessions.setdefault(ident, Session(ident, origin))
-        if session.origin != origin:
+        session = self._sessions.get(ident)
+        if session is None:
+            session = self._sessions[ident] = Session(ident, Access.by(origin))
+        if session.access.origin != origin:
             raise CacheError("this session was begun with another origin")
         session.connections += 1
         return session

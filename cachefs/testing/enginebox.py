@@ -15,13 +15,15 @@ from ..config import Origin, Settings
 from ..daemon.disk import Disk
 from ..daemon.engine import Engine, Opening
 from ..daemon.log import Log
-from ..flash import FlashStore
+from ..daemon.origins import Access
+from ..flash import Entry, FlashStore
 from ..metrics import Metrics
 from ..objstore.url import ObjectUrl
 from .scripted import ScriptedStore
 
 CHUNK = 64 * 1024
 ORIGIN = Origin(endpoint="http://origin.test")
+ACCESS = Access.by(ORIGIN)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -45,27 +47,31 @@ class EngineBox:
     clock: Clock
 
     async def open(self, key: str, *, version: str | None = None, size: int | None = None) -> Opening:
-        return await self.engine.open(f"s3://bucket/{key}", ORIGIN, version, size)
+        return await self.engine.open(f"s3://bucket/{key}", ACCESS, version, size)
 
     async def wait_all(self, opening: Opening, seconds: float = 30.0) -> bool:
         """Wait for every chunk of an opening."""
-        assert opening.held is not None
-        entry = opening.held.entry
+        entry = entry_of(opening)
         progress = await self.engine.wait(entry, opening.source, 0, entry.n_chunks, seconds)
         return progress.done
 
     async def read(self, opening: Opening) -> bytes:
-        """All bytes of an opening through its descriptor, which is closed, as is the lease."""
-        assert opening.held is not None
+        """All bytes of an opening as a reader gets them; gives the opening back."""
+        assert opening.holding is not None, "not cached"
         assert await self.wait_all(opening)
-        data = os.pread(opening.held.fds[0], opening.held.entry.size, 0)
-        self.give_back(opening)
-        return data
+        data_fd, bitmap_fd = opening.holding.open_files()
+        try:
+            return os.pread(data_fd, opening.holding.entry.size, 0)
+        finally:
+            os.close(data_fd)
+            os.close(bitmap_fd)
+            self.engine.release(opening)
 
-    def give_back(self, opening: Opening) -> None:
-        if opening.held is not None:
-            opening.held.close_files()
-        self.engine.release(opening)
+
+def entry_of(opening: Opening) -> Entry:
+    """The cache entry of an opening that is cached."""
+    assert opening.holding is not None, "not cached"
+    return opening.holding.entry
 
 
 def box_settings(cache_dir: Path, **changes: Any) -> Settings:

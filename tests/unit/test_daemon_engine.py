@@ -15,7 +15,7 @@ from cachefs.daemon.chunkqueue import Tier
 from cachefs.daemon.origins import HEAD_TTL
 from cachefs.errors import CacheFull, Changed, ConfigError, Denied, NotFound, Unavailable
 from cachefs.testing.clock import ManualClock
-from cachefs.testing.enginebox import CHUNK, ORIGIN, EngineBox, engine_box, until
+from cachefs.testing.enginebox import ACCESS, CHUNK, EngineBox, engine_box, entry_of, until
 from cachefs.testing.scripted import Call, ScriptedStore
 
 
@@ -82,8 +82,7 @@ def test_demanded_chunks_come_first_then_file_order(tmp_path: Path) -> None:
     async def test(box: EngineBox) -> None:
         store.gate = asyncio.Event()
         opening = await box.open("k")
-        assert opening.held is not None
-        entry = opening.held.entry
+        entry = entry_of(opening)
         waiting = asyncio.create_task(box.engine.wait(entry, opening.source, 8, 9, 30))
         await until(lambda: store.count("get") >= 2)
         store.gate.set()
@@ -110,7 +109,7 @@ def test_an_object_that_changes_during_a_fill_is_an_error_and_a_new_open_sees_th
         opening = await box.open("k")
         with pytest.raises(Changed):
             await box.wait_all(opening)
-        box.give_back(opening)
+        box.engine.release(opening)
         assert await box.read(await box.open("k")) == new
 
     drive(tmp_path, store, test, transfer_bytes=CHUNK)
@@ -128,7 +127,7 @@ def test_a_change_is_seen_once_the_remembered_head_is_old(tmp_path: Path) -> Non
         clock.advance(HEAD_TTL)
         assert await box.read(await box.open("k")) == new
         store.objects["k"] = old
-        assert (await box.engine.stat("s3://bucket/k", ORIGIN)).size == 100, "stat asks afresh"
+        assert (await box.engine.stat("s3://bucket/k", ACCESS)).size == 100, "stat asks afresh"
 
     drive(tmp_path, store, test, clock=clock)
 
@@ -176,7 +175,7 @@ def test_wrong_key_wrong_rights_and_a_prefix(tmp_path: Path) -> None:
         with pytest.raises(Denied):
             await box.open("secret")
         with pytest.raises(ConfigError, match="local path"):
-            await box.engine.open("/etc/hostname", ORIGIN, None, None)
+            await box.engine.open("/etc/hostname", ACCESS, None, None)
         assert not box.engine.busy
 
     drive(tmp_path, store, test)
@@ -191,13 +190,13 @@ def test_an_object_beyond_the_quota_passes_through_without_waiting(tmp_path: Pat
     async def test(box: EngineBox) -> None:
         for _ in range(3):
             opening = await box.open("big")
-            assert opening.held is None
+            assert opening.holding is None
             assert isinstance(opening.reason, CacheFull)
         assert box.metrics.get("open_bypasses") == 3
         url = "s3://bucket/big"
         got = b""
         for start in range(0, len(data), CHUNK):
-            async with box.engine.read(url, ORIGIN, meta.version, meta.size, start, start + CHUNK) as part:
+            async with box.engine.read(url, ACCESS, meta.version, meta.size, start, start + CHUNK) as part:
                 got += bytes(part)
         assert got == data
         usage = await box.disk.usage()
@@ -213,10 +212,10 @@ def test_leases_keep_entries_and_a_full_cache_passes_through_until_one_is_given_
 
     async def test(box: EngineBox) -> None:
         a, b = await box.open("a"), await box.open("b")
-        assert a.held is not None
-        assert b.held is None, "the quota holds one"
+        assert a.holding is not None
+        assert b.holding is None, "the quota holds one"
         await box.wait_all(a)
-        box.give_back(a)
+        box.engine.release(a)
         assert await box.read(await box.open("b")) == store.objects["b"]
         assert {e.url for e in await box.engine.entries()} == {"s3://bucket/b"}
 
@@ -229,8 +228,7 @@ def test_wait_returns_after_its_seconds_with_progress(tmp_path: Path) -> None:
     async def test(box: EngineBox) -> None:
         store.gate = asyncio.Event()
         opening = await box.open("k")
-        assert opening.held is not None
-        entry = opening.held.entry
+        entry = entry_of(opening)
         progress = await box.engine.wait(entry, opening.source, 0, 3, 0.05)
         assert (progress.done, progress.present) == (False, 0)
         store.gate.set()
@@ -238,7 +236,7 @@ def test_wait_returns_after_its_seconds_with_progress(tmp_path: Path) -> None:
         assert (progress.done, progress.present) == (True, 3)
         with pytest.raises(ConfigError, match="no chunks"):
             await box.engine.wait(entry, opening.source, 0, 4, 1)
-        box.give_back(opening)
+        box.engine.release(opening)
 
     drive(tmp_path, store, test)
 
@@ -251,15 +249,14 @@ def test_a_restart_verifies_instead_of_fetching_and_resumes_a_partial_fill(tmp_p
         store.gate = asyncio.Event()
         opening = await box.open("k")
         await until(lambda: store.count("get") == 6)
-        box.give_back(opening)
+        box.engine.release(opening)
 
     async def second(box: EngineBox) -> None:
         store.gate = None
         store.calls.clear()
         opening = await box.open("k")
-        assert opening.held is not None
-        await box.engine.wait(opening.held.entry, opening.source, 0, 3, 30)
-        box.give_back(opening)
+        await box.engine.wait(entry_of(opening), opening.source, 0, 3, 30)
+        box.engine.release(opening)
         await until(lambda: not box.engine.busy)
 
     async def third(box: EngineBox) -> None:
@@ -287,12 +284,11 @@ def test_a_chunk_that_rotted_on_disk_is_never_served(tmp_path: Path) -> None:
     async def reread(box: EngineBox) -> None:
         opening = await box.open("k")
         for _ in range(3):
-            assert opening.held is not None
-            progress = await box.engine.wait(opening.held.entry, opening.source, 0, 4, 30)
+            progress = await box.engine.wait(entry_of(opening), opening.source, 0, 4, 30)
             if progress.done:
                 break
             assert progress.superseded
-            box.give_back(opening)
+            box.engine.release(opening)
             opening = await box.open("k")
         assert await box.read(opening) == data
 
@@ -314,7 +310,7 @@ def test_cancelled_openings_give_back_leases_and_descriptors(tmp_path: Path) -> 
         results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if not isinstance(result, BaseException):
-                box.give_back(result)
+                box.engine.release(result)
         await until(lambda: not box.engine.busy)
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
         assert sum(e.leases for e in await box.engine.entries()) == 0
@@ -329,7 +325,7 @@ def test_listing_leaves_out_markers_and_tells_what_is_cached(tmp_path: Path) -> 
         await box.read(await box.open("d/b"))
         flat = [
             s
-            async for page in box.engine.list_folder("s3://bucket/d", ORIGIN, delimiter=False, cached=True)
+            async for page in box.engine.list_folder("s3://bucket/d", ACCESS, delimiter=False, cached=True)
             for s in page
         ]
         assert [(s.url, s.cached_bytes) for s in flat] == [
@@ -339,7 +335,7 @@ def test_listing_leaves_out_markers_and_tells_what_is_cached(tmp_path: Path) -> 
         ]
         top = [
             s
-            async for page in box.engine.list_folder("s3://bucket/d/", ORIGIN, delimiter=True, cached=False)
+            async for page in box.engine.list_folder("s3://bucket/d/", ACCESS, delimiter=True, cached=False)
             for s in page
         ]
         assert [s.url for s in top] == ["s3://bucket/d/a", "s3://bucket/d/b", "s3://bucket/d/e/"]
@@ -359,7 +355,7 @@ def test_evict_drops_what_is_free_and_counts_what_is_in_use(tmp_path: Path) -> N
         gone = await box.engine.evict(["s3://bucket/a", "s3://bucket/b"], everything=False)
         assert (gone.entries, gone.busy) == (1, 1)
         assert gone.freed > 0
-        box.give_back(held)
+        box.engine.release(held)
         gone = await box.engine.evict([], everything=True)
         assert (gone.entries, gone.busy) == (2, 0)
         assert await box.engine.entries() == []
@@ -372,18 +368,17 @@ def test_chunks_asked_for_ahead_of_time_wait_for_opened_ones(tmp_path: Path) -> 
 
     async def test(box: EngineBox) -> None:
         store.gate = asyncio.Event()
-        ahead = await box.engine.open("s3://bucket/ahead", ORIGIN, None, None, tier=Tier.AHEAD)
+        ahead = await box.engine.open("s3://bucket/ahead", ACCESS, None, None, tier=Tier.AHEAD)
         await until(lambda: store.count("get") >= 1)
         now = await box.open("now")
-        assert now.held is not None and ahead.held is not None
-        entry = now.held.entry
+        entry = entry_of(now)
         await until(lambda: box.engine.fetcher.left(entry) == 4)
         store.gate.set()
-        await asyncio.gather(box.wait_all(now), box.engine.fetcher.finish(ahead.held.entry))
+        await asyncio.gather(box.wait_all(now), box.engine.fetcher.finish(entry_of(ahead)))
         order = [c.key for c in store.calls if c.kind == "get"]
         assert order.index("now") <= 1
         assert order[-5:] == ["ahead"] * 5
-        box.give_back(now)
-        box.give_back(ahead)
+        box.engine.release(now)
+        box.engine.release(ahead)
 
     drive(tmp_path, store, test, transfer_bytes=CHUNK)
