@@ -8,6 +8,7 @@ name; a prefix without a final ``/`` gets one.
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +16,7 @@ import xxhash
 
 from cachefs.clock import SYSTEM_CLOCK, Clock
 from cachefs.errors import (
+    Changed,
     CheckpointConflict,
     CheckpointDamaged,
     CheckpointError,
@@ -90,7 +92,7 @@ class ObjectStorage(Storage):
             return b""
         try:
             return self.store.get_range(self.key(name), start, end)
-        except Corrupt as e:
+        except (Changed, Corrupt) as e:  # nothing here is ever changed by us
             raise CheckpointDamaged(e.what, url=self.describe(name), offset=start) from e
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
@@ -105,9 +107,8 @@ class ObjectStorage(Storage):
         return self.store.head(self.key(name)).size
 
     def list(self, prefix: str = "") -> list[FileInfo]:
-        skip = len(self.prefix)
         found = (
-            FileInfo(item.key[skip:], item.size, item.modified)
+            FileInfo(self._name(item.key), item.size, item.modified)
             for page in self.store.list(self.prefix + prefix)
             for item in page.objects
             if not item.key.endswith("/")
@@ -115,9 +116,8 @@ class ObjectStorage(Storage):
         return sorted(found, key=lambda info: info.name)
 
     def folders(self) -> builtins.list[str]:
-        skip = len(self.prefix)
         pages = self.store.list(self.prefix, delimiter=True)
-        return sorted({folder[skip:].rstrip("/") for page in pages for folder in page.prefixes})
+        return sorted({self._name(folder).rstrip("/") for page in pages for folder in page.prefixes})
 
     def create(self, name: str, data: bytes) -> bool:
         try:
@@ -131,6 +131,13 @@ class ObjectStorage(Storage):
 
     def close(self) -> None:
         self.store.close()
+
+    def _name(self, key: str) -> str:
+        """The name of a key as a listing shows it. Some servers (SeaweedFS) take ``//`` for ``/``."""
+        for prefix in (self.prefix, re.sub("/+", "/", self.prefix)):
+            if key.startswith(prefix):
+                return key[len(prefix) :]
+        raise CheckpointError(f"the store lists {key!r}, which was not asked for", url=self.url)
 
 
 class _ObjectStage(Stage):
