@@ -67,15 +67,19 @@ class Wire:
         """
         data = memoryview(encode(reply))
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        async with asyncio.timeout(self._send_timeout):
-            while True:
-                try:
-                    sent = self._sock.sendmsg([data], ancillary)
-                    break
-                except BlockingIOError:
+        sent = self._send_now(data, ancillary)
+        if sent < len(data):
+            async with asyncio.timeout(self._send_timeout):
+                while not sent:
                     await self._writable()
-            if sent < len(data):  # the descriptors went with the first byte
-                await self._loop.sock_sendall(self._sock, data[sent:])
+                    sent = self._send_now(data, ancillary)
+                await self._loop.sock_sendall(self._sock, data[sent:])  # the descriptors went with the first byte
+
+    def _send_now(self, data: memoryview, ancillary: list[tuple[int, int, array.array[int]]]) -> int:
+        try:
+            return self._sock.sendmsg([data], ancillary)
+        except BlockingIOError:
+            return 0
 
     async def send_raw(self, data: Buffer) -> None:
         """Send bytes outside any frame; errors as :meth:`send`."""
