@@ -97,8 +97,15 @@ def claim_generation(
     record = read_start(storage, generation)
     if record is None:
         parent = _choose_start(storage, generation, start)
-        if newest_claim(storage) > generation:
+        newest = newest_claim(storage)
+        if newest > generation:
             raise overtaken(storage, generation)
+        if newest < generation:
+            raise CheckpointError(
+                "the store does not list what was just written to it, so nothing can be known of earlier runs",
+                url=storage.describe(claim_name(generation)),
+                hint="some servers take // for /: write the URL without",
+            )
         wanted = StartRecord(
             generation=generation,
             attempt=attempt,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -58,7 +58,10 @@ class FileOps(Protocol):
 
 
 class SystemFileOps:
-    """The operating system."""
+    """The operating system. ``rename`` stands for :func:`rename_noreplace`, which some systems lack."""
+
+    def __init__(self, rename: Callable[[str, str], bool] | None = None) -> None:
+        self._rename = rename_noreplace if rename is None else rename
 
     def mkdir(self, path: str) -> None:
         os.mkdir(path, FOLDER_MODE)
@@ -103,7 +106,7 @@ class SystemFileOps:
         return True
 
     def rename_new(self, source: str, target: str) -> None:
-        if not _rename_noreplace(source, target):
+        if not self._rename(source, target):
             # A committed folder is never empty, so a plain rename cannot replace one either.
             os.rename(source, target)
 
@@ -113,7 +116,7 @@ class SystemFileOps:
         except OSError as e:
             if e.errno not in {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
                 raise
-            if not _rename_noreplace(source, target):
+            if not self._rename(source, target):
                 raise
 
     def unlink(self, path: str) -> None:
@@ -135,7 +138,7 @@ def _renameat2() -> Any:
     return function
 
 
-def _rename_noreplace(source: str, target: str) -> bool:
+def rename_noreplace(source: str, target: str) -> bool:
     """``renameat2(RENAME_NOREPLACE)``; ``False`` where kernel, C library or file system lack it, ``OSError`` else."""
     function = _renameat2()
     if function is None:

@@ -8,7 +8,6 @@ name; a prefix without a final ``/`` gets one.
 from __future__ import annotations
 
 import builtins
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -133,11 +132,9 @@ class ObjectStorage(Storage):
         self.store.close()
 
     def _name(self, key: str) -> str:
-        """The name of a key as a listing shows it. Some servers (SeaweedFS) take ``//`` for ``/``."""
-        for prefix in (self.prefix, re.sub("/+", "/", self.prefix)):
-            if key.startswith(prefix):
-                return key[len(prefix) :]
-        raise CheckpointError(f"the store lists {key!r}, which was not asked for", url=self.url)
+        if not key.startswith(self.prefix):
+            raise CheckpointError(f"the store lists {key!r}, which was not asked for", url=self.url)
+        return key[len(self.prefix) :]
 
 
 class _ObjectStage(Stage):
