@@ -15,15 +15,12 @@ import aiofiles
 import msgspec
 
 from ..clock import SYSTEM_CLOCK, Clock
-from ..config import Origin, Settings
+from ..config import Settings
 from ..connection import Lost, connect_socket
 from ..errors import CacheBusy, CacheError, NearflashError
 from ..flash import FlashStore
 from ..launch import make_runtime_dir
 from ..metrics import Metrics
-from ..objstore import open_store
-from ..objstore.abc import ObjectStore
-from ..objstore.url import ObjectUrl
 from ..protocol import VERSIONS, Hello
 from .control import ControlServer
 from .disk import Disk
@@ -32,6 +29,7 @@ from .idle import IdleWatch
 from .log import Log, private_opener
 from .place import ListeningSocket, SocketLock
 from .prefetch import Prefetcher
+from .stores import StoreOpener
 
 STATE_NAME = "daemon.json"
 STOP_SECONDS = 10.0
@@ -107,10 +105,7 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
     log = Log(settings.cache_dir, clock, echo=echo)
     metrics = Metrics()
     disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock), clock, log)
-
-    def opener(url: ObjectUrl, origin: Origin) -> ObjectStore:
-        return open_store(url, origin, settings=settings, metrics=metrics, clock=clock)
-
+    opener = StoreOpener(settings, metrics=metrics, clock=clock)
     engine = Engine(settings, disk, opener, metrics=metrics, clock=clock, log=log)
     prefetcher = Prefetcher(engine, metrics, log)
     control = ControlServer(
