@@ -163,9 +163,8 @@ def _difference(name: str, box: Box, same: list[tuple[int, Held]]) -> str:
     values: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, held in same:
         values[held.digests].append(rank)
-    sides = " and ".join(ranks_text(ranks) for ranks in values.values())
     where = name if same[0][1].whole else f"{name}{span(box)}"
-    return f"{where!r} differs between {sides}"
+    return conflict_text((where, [tuple(ranks) for ranks in values.values()]))
 
 
 def _common_alias(name: str, groups_of: dict[str, list[Group]]) -> str | None:
@@ -223,7 +222,9 @@ def shortened(faults: Sequence[str], most: int = 4) -> str:
     return "; ".join(faults[:most]) + rest
 
 
-def conflict_text(conflict: Conflict) -> str:
+def conflict_text(conflict: Conflict, most: int = 4) -> str:
     """A value that differs between ranks, in words."""
     name, groups = conflict
-    return f"{name!r} differs between {' and '.join(map(ranks_text, groups))}"
+    sides = [ranks_text(ranks) for ranks in groups]
+    sides[most:] = [f"{len(sides) - most} more"] if len(sides) > most else []
+    return f"{name!r} differs between {', '.join(sides[:-1])} and {sides[-1]}"
