@@ -6,8 +6,13 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cachefs.testing.seaweed import SeaweedServer
+
+# A busy machine makes any example slow, which says nothing about the code; the tests have a time limit of their own.
+settings.register_profile("nearflash", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("nearflash")
 
 
 @pytest.fixture(scope="session")
