@@ -265,3 +265,33 @@ def test_states_add_up(counts: list[int], pieces: list[int], batch: int, rule: t
     assert state == advance(start, sum(pieces), orders, global_batch=batch, drop_last=drop_last, pad=pad)
     each = steps(orders.total, batch, world=1, drop_last=drop_last, pad=pad).batches
     assert (state.epoch, state.position) == (sum(pieces) // each, sum(pieces) % each * batch)
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=20).filter(any), st.booleans(), st.data())
+def test_a_batch_is_ordered_by_node_and_cut(counts: list[int], pad: bool, data: st.DataObject) -> None:
+    order = orders_of(counts, nodes=2)(0)
+    lanes = order.plan.lanes
+    node = data.draw(st.lists(st.integers(0, 3), min_size=lanes, max_size=lanes))
+    batch, world = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 5))
+    start = data.draw(st.integers(0, order.total - 1))
+    parts = [
+        rank_positions(
+            order,
+            0,
+            global_batch=batch,
+            rank=rank,
+            world=world,
+            node_of_lane=np.array(node, dtype=np.int64),
+            start=start,
+            pad=pad,
+        ).tolist()
+        for rank in range(world)
+    ]
+    positions = range(start, start + batch if pad else min(start + batch, order.total))
+    lane = order.lane_of(np.array(positions) % order.total).tolist()
+    assert [p for part in parts for p in part] == [
+        p for _, p in sorted(zip([node[at] for at in lane], positions, strict=True))
+    ]
+    assert [len(part) for part in parts] == [
+        (rank + 1) * len(positions) // world - rank * len(positions) // world for rank in range(world)
+    ]
