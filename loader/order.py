@@ -101,7 +101,7 @@ class EpochOrder:
         """Samples in the epoch. Raises CountsUnknown unless :attr:`complete`."""
         if not self.complete:
             raise CountsUnknown(
-                f"{(self.plan.stop < 0).sum()} shards have not been counted, so the epoch's length is not known",
+                f"{(self.plan.stop < 0).sum()} of {len(self.plan.stop)} shards are not counted yet, so there is no length",
                 hint="index the data set",
             )
         return self.settled

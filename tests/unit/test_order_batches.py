@@ -125,5 +125,5 @@ def test_batches_beyond_the_counted_shards_wait() -> None:
     last = order.settled // 4
     assert len(rank_positions(order, last - 1, global_batch=4, rank=0, world=1)) == 4
     for pad in (False, True):
-        with pytest.raises(CountsUnknown, match="1 shards have not been counted"):
+        with pytest.raises(CountsUnknown, match="1 of 16 shards are not counted"):
             rank_positions(order, last, global_batch=4, rank=0, world=1, pad=pad)

@@ -108,7 +108,7 @@ def test_missing_counts_are_named_and_len_has_no_length() -> None:
     order = made(0)
     assert not order.complete
     assert set(order.unsettled()) <= {3, 40}
-    with pytest.raises(CountsUnknown, match="2 shards have not been counted"):
+    with pytest.raises(CountsUnknown, match="2 of 64 shards are not counted"):
         _ = order.total
     assert issubclass(CountsUnknown, TypeError)
     with pytest.raises(CountsUnknown):
