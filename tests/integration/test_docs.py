@@ -70,10 +70,13 @@ def test_page_runs(page: str, seaweed: Any, tmp_path: Path) -> None:
         "AWS_SECRET_ACCESS_KEY": seaweed.secret_key,
         "AWS_REGION": "us-east-1",
         "NEARFLASH_CACHE_DIR": str(tmp_path / "cache"),
-        "NEARFLASH_IDLE_TIMEOUT": "3",
+        "NEARFLASH_IDLE_TIMEOUT": "30",
         "NEARFLASH_QUOTA": "1GB",
     }
-    done = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "page.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110
+        )
+    finally:
+        subprocess.run([sys.executable, "-m", "cachefs", "stop"], env=env, capture_output=True, timeout=30)
     assert done.returncode == 0, done.stdout + done.stderr
