@@ -9,6 +9,7 @@
     step-000000000100-g000003/<attempt>-p0004.json   part of node 4
     step-000000000100-g000003/<attempt>-r00012-0003.safetensors   segment 3 of rank 12
     .tmp-step-000000000100-g000003-<attempt>/        POSIX only: a step that is being written
+    .tmp-step-000000000100-g000003-<attempt>.dead-<16 hex>/   POSIX only: one that was given up and is being removed
 
 Numbers are decimal, zero-padded to the width shown, and wider where they need to be; every number has exactly one
 spelling. Parsers are strict: what they do not know gives ``None`` and belongs to somebody else, so it is ignored and
@@ -46,7 +47,7 @@ _START = re.compile(rf"{GENERATIONS}/{_number(6)}\.start\.json", re.ASCII)
 _STEP = re.compile(rf"step-{_number(12)}-g{_number(6)}", re.ASCII)
 _PART = re.compile(rf"{_TOKEN}-p{_number(4)}\.json", re.ASCII)
 _SEGMENT = re.compile(rf"{_TOKEN}-r{_number(5)}-{_number(4)}\.safetensors", re.ASCII)
-_TEMP = re.compile(rf"\.tmp-(step-{_number(12)}-g{_number(6)})-{_TOKEN}", re.ASCII)
+_TEMP = re.compile(rf"\.tmp-(step-{_number(12)}-g{_number(6)})-{_TOKEN}(?:\.dead-[0-9a-f]{{16}})?", re.ASCII)
 _PLAIN_ATTEMPT = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 
 
@@ -149,7 +150,7 @@ def parse_step(folder: str) -> StepRef | None:
 
 
 def parse_temp(folder: str) -> tuple[StepRef, str] | None:
-    """Step and attempt token of a temporary folder's name (no slash)."""
+    """Step and attempt token of a temporary folder's name (no slash), also of one that is being removed."""
     match = _TEMP.fullmatch(folder)
     ref = parse_step(match[1]) if match else None
     return (ref, match[4]) if match and ref else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -41,7 +42,10 @@ class PosixStage(Stage):
             except FileExistsError:  # another process of this attempt was first
                 if not os.path.isdir(self._folder):
                     raise
-            self._identity = _identity(self._folder)
+            # Held open, so that no later folder of this name can be taken for this one: inode numbers are used again.
+            self._handle = os.open(self._folder, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else None
+            if self._handle is not None:
+                weakref.finalize(self, os.close, self._handle)
 
     def write(self, file: str, buffers: Iterable[Buffer]) -> int:
         check_file(file)
@@ -62,6 +66,8 @@ class PosixStage(Stage):
         found: dict[str, int] = {}
         with self._errors(self._folder), os.scandir(self._folder) as entries:
             for entry in entries:
+                if not entry.is_file(follow_symlinks=False):
+                    continue
                 # Opening makes a network file system ask the server, where stat may answer from a stale cache.
                 with open(entry.path, "rb", buffering=0) as f:
                     found[entry.name] = os.fstat(f.fileno()).st_size
@@ -94,8 +100,8 @@ class PosixStage(Stage):
         """
         dead = f"{self._folder}.dead-{secrets.token_hex(8)}"
         try:
-            if _identity(self._folder) != self._identity:  # a later save of the same step
-                return []
+            if self._handle is not None and not os.path.samestat(os.fstat(self._handle), os.stat(self._folder)):
+                return []  # that is a later save of the same step
             self._files.ops.rename_new(self._folder, dead)
         except FileNotFoundError:
             return []
@@ -124,8 +130,3 @@ class PosixStage(Stage):
                 raise CheckpointError(
                     f"{self.ref} was given up or committed by another process of this attempt", url=self._folder
                 ) from e
-
-
-def _identity(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino

@@ -181,10 +181,12 @@ def plan_windows(parts: Iterable[Part], ref: StepRef, sizes: dict[str, int], win
     for name, spans in sorted(by_file.items()):
         spans.sort(key=lambda span: (span.start, span.end))
         group: list[Span] = []
+        end = 0
         for span in spans:
-            if group and span.end - group[0].start > window:
+            end = max(end, span.end)
+            if group and end - group[0].start > window:
                 yield Window(name, tuple(group))
-                group = []
+                group, end = [], span.end
             group.append(span)
         if group:
             yield Window(name, tuple(group))

@@ -54,6 +54,7 @@ def test_every_name_parses_back(step: int, generation: int, attempt: str, number
     assert parse_claim(claim_name(generation)) == generation
     assert parse_start(start_name(generation)) == generation
     assert parse_temp(ref.temp_folder(attempt)) == (ref, attempt_token(attempt))
+    assert parse_temp(f"{ref.temp_folder(attempt)}.dead-0123456789abcdef") == (ref, attempt_token(attempt))
     assert parse_part(part_name(attempt, rank)) == PartName(attempt_token(attempt), rank)
     assert parse_segment(segment_name(attempt, rank, number)) == SegmentName(attempt_token(attempt), rank, number)
 
