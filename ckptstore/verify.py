@@ -202,7 +202,9 @@ def _beyond(parts: Iterable[Part], ref: StepRef, sizes: dict[str, int]) -> Itera
                     yield Damage(name, tensor.name, "the file ends before this chunk does", chunk.start)
 
 
-def _check_window(storage: Storage, window: Window, on_bytes: Callable[[int], None]) -> list[Damage]:
+def _check_window(storage: Storage, window: Window) -> tuple[int, list[Damage]]:
+    """The bytes of a window's chunks, and what is wrong with them."""
+    size = sum(span.end - span.start for span in window.spans)
     try:
         if len(window.spans) == 1:
             digests = [_digest(storage, window.file, window.start, window.end)]
@@ -213,9 +215,8 @@ def _check_window(storage: Storage, window: Window, on_bytes: Callable[[int], No
                 for span in window.spans
             ]
     except (NotFound, CheckpointDamaged) as e:  # gone or cut since its size was read
-        return [Damage(window.file, span.tensor, e.what, span.start) for span in window.spans]
-    on_bytes(window.end - window.start)
-    return [
+        return size, [Damage(window.file, span.tensor, e.what, span.start) for span in window.spans]
+    return size, [
         Damage(window.file, span.tensor, "the digest is wrong", span.start)
         for span, digest in zip(window.spans, digests, strict=True)
         if digest != span.digest

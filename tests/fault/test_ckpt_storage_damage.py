@@ -87,6 +87,14 @@ def test_a_segment_that_was_cut_names_the_tensors_that_are_lost() -> None:
     assert (chunk.tensor, chunk.offset, chunk.what) == ("t1.0", 20, "the file ends before this chunk does")
 
 
+def test_progress_is_told_in_bytes() -> None:
+    model = ModelStore()
+    saved(model)
+    told: list[int] = []
+    assert verify_step(model.storage(), REF, on_bytes=told.append) == []
+    assert sum(told) == sum(len(data) for key, data in files_of(model).items() if key.endswith(".safetensors"))
+
+
 def test_damage_reads_as_one_line() -> None:
     assert str(Damage("a/b", "w", "the digest is wrong", 7)) == "a/b at byte 7: the digest is wrong (tensor 'w')"
     assert str(Damage("a/b", None, "is missing")) == "a/b: is missing"
