@@ -113,9 +113,9 @@ def verify_step(
 
     Checked are the root, the parts (size and digest), that the chunks of every tensor cover it once by number of
     elements, and the size of every segment; with ``deep`` also the digest of every chunk, in parallel, with a few
-    windows of :data:`WINDOW` bytes in memory; ``on_bytes`` hears, from several threads, how many more were read.
-    Raises :class:`CheckpointNotFound` if there is no such step,
-    :class:`CheckpointUnsupported`, and the storage's own errors (no answer is not damage).
+    windows of :data:`WINDOW` bytes in memory; ``on_bytes`` hears, in the caller's thread, how many more were read.
+    Raises :class:`CheckpointNotFound` if there is no such step, :class:`CheckpointUnsupported`, and the storage's own
+    errors (no answer is not damage).
     """
     try:
         root = read_root(storage, ref)
@@ -141,8 +141,9 @@ def verify_step(
             damages.append(Damage(name, None, what))
     if deep:
         windows = plan_windows(parts, ref, actual)
-        for found_damages in run_bounded(lambda window: _check_window(storage, window, on_bytes), windows):
+        for size, found_damages in run_bounded(lambda window: _check_window(storage, window), windows):
             damages.extend(found_damages)
+            on_bytes(size)
         damages.extend(_beyond(parts, ref, actual))
     return damages
 
