@@ -148,7 +148,7 @@ def _scatter(read: ChunkRead, data: memoryview, fills: list[Fill]) -> None:
         elif _is_plain(view.local):
             view.local.view(_RAW_TORCH[raw.itemsize]).numpy().view(raw)[outside] = source[inside]
         else:
-            bytes_ = torch.from_numpy(np.ascontiguousarray(source[inside]).reshape(-1).view(np.uint8))
+            bytes_ = torch.from_numpy(source[inside].copy().reshape(-1).view(np.uint8))
             view.local[outside].copy_(bytes_.view(view.local.dtype).view(use.region.shape))
 
 
