@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from .collation import collate, empty
+from .collation import allocator, collate
 from .formats import Tokens
 from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
@@ -62,7 +62,7 @@ def _batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int
     tokens = reading.format
     recipe = reading.reader.recipe
     if isinstance(tokens, Tokens) and collate_fn is None and _gathers(tokens, recipe):
-        return TokenGather(tokens, reading.reader).batch
+        return TokenGather(tokens, reading.reader, single=reading.single).batch
     joined = collate_fn or collate
     return lambda batch, stamp, places: joined(reading.samples(batch, stamp, places))
 
@@ -81,46 +81,59 @@ def _gathers(tokens: Tokens, recipe: Recipe) -> bool:
 class TokenGather:
     """Batches of token windows: ``tokens`` and ``labels`` of shape ``(samples, length)``."""
 
-    def __init__(self, format: Tokens, reader: SampleReader) -> None:
-        self._format = format
-        self._reader = reader
-        self._scratch = np.empty((0, format.window), format.stored)
+    def __init__(self, format: Tokens, reader: SampleReader, *, single: bool) -> None:
+        recipe = reader.recipe
+        self._get = reader.pool.get
+        self._gather = format.gather
+        self._ids = recipe.ids
+        self._repeats = recipe.repeats
+        self._single = single
+        self._length = format.length
+        self._dtype = format.delivered.newbyteorder("=")
+        names = {"tokens": 0, "labels": 1} if format.labels else {"tokens": 0}
+        self._parts = [(name, at) for name, at in names.items() if recipe.fields is None or name in recipe.fields]
+        self._plain = format.delivered == format.stored and not format.labels
+        self._window = (format.window, format.stored)
+        self._allocate = allocator()
 
     def batch(self, number: int, stamp: Stamp, places: Places) -> Batch:
         """One batch as new tensors, in shared memory where this is a DataLoader worker."""
-        format, recipe = self._format, self._reader.recipe
-        rows = len(places.shard)
+        rows = stamp.size
         batch = Batch()
-        if format.labels or format.delivered != format.stored:
-            if len(self._scratch) < rows:
-                self._scratch = np.empty((rows, format.window), format.stored)
-            self._gather(places, self._scratch[:rows])
-            for name, first in (("tokens", 0), ("labels", 1)):
-                if (name == "tokens" or format.labels) and (recipe.fields is None or name in recipe.fields):
-                    batch[name] = out = empty((rows, format.length), _torch_dtype(format.delivered))
-                    np.copyto(out.numpy(), self._scratch[:rows, first : first + format.length])
-        elif recipe.fields is None or "tokens" in recipe.fields:
-            batch["tokens"] = out = empty((rows, format.length), _torch_dtype(format.delivered))
-            self._gather(places, out.numpy())
-        if recipe.ids:
-            batch[ID] = torch.from_numpy(places.ids)
-        if recipe.repeats:
-            repeat = places.repeat if places.repeat is not None else np.zeros(rows, np.bool_)
-            batch[REPEAT] = torch.from_numpy(np.ascontiguousarray(repeat))
         batch.stamp = stamp
+        arrays = []
+        for name, _ in self._parts:
+            batch[name], array = self._allocate((rows, self._length), self._dtype)
+            arrays.append(array)
+        if self._single:
+            self._from_one(places, arrays)
+        else:
+            self._from_many(places, arrays)
+        if self._ids:
+            batch[ID] = torch.from_numpy(places.ids)
+        if self._repeats:
+            batch[REPEAT] = torch.from_numpy(
+                np.zeros(rows, np.bool_) if places.repeat is None else places.repeat.copy()
+            )
         return batch
 
-    def _gather(self, places: Places, out: Any) -> None:
-        format, pool = self._format, self._reader.pool
-        for number, group in places.by_shard():
-            source = pool.get(number).source
-            if len(group) == len(out):
-                format.gather(source, places.index, out)
-            elif len(group) == 1:
-                out[group[0]] = source[places.index[group[0]]]
-            else:
-                out[group] = source[places.index[group]]
+    def _from_one(self, places: Places, arrays: list[Any]) -> None:
+        """All samples lie in one shard: one gather, then a conversion of the whole batch where one is asked for."""
+        source = self._get(int(places.shard[0])).source
+        if self._plain:
+            for array in arrays:
+                self._gather(source, places.index, array)
+            return
+        window, stored = self._window
+        scratch = np.empty((len(places.index), window), stored)
+        self._gather(source, places.index, scratch)
+        for (_, at), array in zip(self._parts, arrays, strict=True):
+            np.copyto(array, scratch[:, at : at + self._length])
 
-
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+    def _from_many(self, places: Places, arrays: list[Any]) -> None:
+        get, length = self._get, self._length
+        parts = [(array, at, at + length) for (_, at), array in zip(self._parts, arrays, strict=True)]
+        for row, (number, i) in enumerate(zip(places.shard.tolist(), places.index.tolist(), strict=True)):
+            window = get(number).source[i]
+            for array, first, last in parts:
+                array[row] = window[first:last]

@@ -7,10 +7,12 @@ knows where the user is whatever the workers have read ahead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
@@ -61,12 +63,28 @@ def common_stamp(samples: Sequence[Any]) -> Stamp | None:
     return stamp
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor, in shared memory if this is a DataLoader worker (so sending it copies nothing)."""
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
-    count = int(np.prod(shape, dtype=np.int64))
-    storage = torch.UntypedStorage._new_shared(count * dtype.itemsize)  # type: ignore[no-untyped-call]
+Allocator = Callable[[tuple[int, ...], np.dtype[Any]], tuple[torch.Tensor, npt.NDArray[Any]]]
+"""Makes an uninitialised tensor; returned with the array over the same memory."""
+
+
+def allocator() -> Allocator:
+    """The allocator for batches made here: in a DataLoader worker shared memory, which is sent without a copy."""
+    return _private if get_worker_info() is None else _shared
+
+
+def _private(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[torch.Tensor, npt.NDArray[Any]]:
+    # numpy's allocation, because malloc keeps what it frees; torch's aligned one takes new pages for each batch
+    array = np.empty(shape, dtype)
+    return torch.from_numpy(array), array
+
+
+def _shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[torch.Tensor, npt.NDArray[Any]]:
+    tensor = _shared_tensor(shape, torch.from_numpy(np.empty(0, dtype)).dtype)
+    return tensor, tensor.numpy()
+
+
+def _shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
@@ -107,19 +125,18 @@ def _arrays(values: list[Any]) -> Any:
     same = all(isinstance(v, np.ndarray) and v.shape == first.shape and v.dtype == first.dtype for v in values)
     if not same or first.dtype.kind not in "biufc":
         return values
-    native = first.dtype.newbyteorder("=")
-    out = empty((len(values), *first.shape), torch.from_numpy(np.empty(0, native)).dtype)
-    np.stack(values, out=out.numpy())
-    return out
+    tensor, array = allocator()((len(values), *first.shape), first.dtype.newbyteorder("="))
+    np.stack(values, out=array)
+    return tensor
 
 
 def _tensors(values: list[Any]) -> Any:
     first = values[0]
     if not all(isinstance(v, torch.Tensor) and v.shape == first.shape and v.dtype == first.dtype for v in values):
         return values
-    if first.layout != torch.strided or first.device.type != "cpu":
+    if get_worker_info() is None or first.layout != torch.strided or first.device.type != "cpu":
         return torch.stack(values)
-    return torch.stack(values, out=empty((len(values), *first.shape), first.dtype))
+    return torch.stack(values, out=_shared_tensor((len(values), *first.shape), first.dtype))
 
 
 def _numbers(values: list[Any]) -> Any:

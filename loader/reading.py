@@ -41,6 +41,7 @@ class Reading:
         self._worker = worker
         self._first = first
         self.format = definition.manifest.format
+        self.single = len(definition.manifest.shards) == 1
         self._rank = self.plan.rule.place.rank
         self.reader = definition.reader(self.plan)
         self._prefetch = definition.prefetch(self.plan)

@@ -1,13 +1,13 @@
 """From positions in the order to finished samples: locate, read, project, decode, number, transform.
 
 One :class:`SampleReader` serves one pass in one process. Work that a batch can share is done once for it: positions are
-located together, samples of one shard are read one after the other.
+located together, for several batches at once (``loader.passes``).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -64,14 +64,6 @@ class Places:
         repeat = None if self.repeat is None else self.repeat[part]
         return Places(self.shard[part], self.index[part], repeat)
 
-    def by_shard(self) -> Iterator[tuple[int, Int64s]]:
-        """``(shard, places)`` for each shard in turn: which of the wanted samples lie in it."""
-        order = np.argsort(self.shard, kind="stable")
-        shards = self.shard[order]
-        edges = np.flatnonzero(np.diff(shards)) + 1
-        for group in np.split(order, edges) if len(order) else ():
-            yield int(self.shard[group[0]]), group
-
 
 class SampleReader:
     """Reads samples of one pass. ``seed`` and ``epoch`` key the transform's random numbers."""
@@ -88,39 +80,26 @@ class SampleReader:
         A sample that is damaged or lacks a wanted field raises ``DataError``; with ``on_error="skip"`` its place in
         the list holds the error instead.
         """
-        out: list[Any] = [None] * len(places.shard)
-        for number, group in places.by_shard():
-            self._read_shard(number, group.tolist(), places.index[group].tolist(), out)
-        if not self._plain:
-            self._finish(out, places)
-        return out
-
-    def _read_shard(self, number: int, group: list[int], which: list[int], out: list[Any]) -> None:
-        recipe = self.recipe
-        raising = recipe.on_error == "raise"
-        try:
-            shard = self.pool.get(number)
-        except DataError as e:
-            if raising:
-                raise
-            for at in group:
-                out[at] = e
-            return
-        read, source, index, url = shard.format.read, shard.source, shard.index, shard.url
+        recipe, get = self.recipe, self.pool.get
         wanted = recipe.wanted
         decode = None if recipe.decode.idle else recipe.decode
-        for at, i in zip(group, which, strict=True):
+        out: list[Any] = []
+        for number, i in zip(places.shard.tolist(), places.index.tolist(), strict=True):
             try:
-                sample = read(source, index, i, url, wanted)
+                shard = get(number)
+                sample = shard.format.read(shard.source, shard.index, i, shard.url, wanted)
                 if wanted is not None:
                     self._check(sample, shard, i)
                 if decode is not None:
                     decode(sample, shard, i)
-                out[at] = sample
+                out.append(sample)
             except DataError as e:
-                if raising:
+                if recipe.on_error == "raise":
                     raise
-                out[at] = e
+                out.append(e)
+        if not self._plain:
+            self._finish(out, places)
+        return out
 
     def _check(self, sample: Sample, shard: OpenShard, i: int) -> None:
         absent = [name for name in self.recipe.fields or () if name not in sample]

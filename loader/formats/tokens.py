@@ -123,8 +123,11 @@ class Tokens(Format):
 
     def gather(self, source: Tokens2D, which: npt.NDArray[np.int64], out: Tokens2D) -> None:
         """Copy the samples ``which`` into the rows of ``out``: shape ``(len(which), window)``, dtype as stored."""
-        # mode="wrap" copies straight into `out` (the default works in a buffer first); `which` is in range already.
-        np.take(source, which, axis=0, out=out, mode="wrap")
+        if source.flags.c_contiguous:
+            # "wrap" copies straight into `out` (the default works in a buffer first); `which` is in range already.
+            source.take(which, axis=0, out=out, mode="wrap")
+        else:
+            out[...] = source[which]  # take() would first copy a whole file of overlapping windows
 
     def _deliver(self, tokens: Tokens2D) -> Tokens2D:
         return tokens if self.out is None else tokens.astype(self.delivered)
