@@ -108,7 +108,7 @@ class Meeting:
     def round(self, name: str, timeout: float) -> Round:
         """Take part in the conversation ``name``, which all ranks must call alike, and only once.
 
-        ``timeout`` (s) bounds each single wait in it.
+        ``timeout`` (s) bounds the coordinator's wait for the ranks, each time; theirs for it are twice as long.
         """
         if self._prefix is None:
             # Every store that this rank opens under the same keys gets a number of its own; as all ranks open stores
@@ -136,7 +136,7 @@ class Round:
     def hear(self, stage: str) -> list[bytes]:
         """Every rank's part, in rank order. Raises :class:`RankFailed` that names the ranks not heard of."""
         keys = [self._key(stage, rank) for rank in range(self._meeting.world)]
-        missing = self._wait(keys)
+        missing = self._wait(keys, self._timeout)
         if missing:
             raise RankFailed(
                 f"{ranks_text(missing)} of {self._meeting.world} not heard of for {self._timeout:g} s",
@@ -149,11 +149,15 @@ class Round:
         self._set(self._key(stage, slot), data)
 
     def read(self, stage: str, slot: int | str) -> bytes:
-        """What the coordinator says. Raises :class:`RankFailed` if it says nothing in time."""
+        """What the coordinator says. Raises :class:`RankFailed` if it says nothing in time.
+
+        That is twice as long as it waits itself, so that it is the one to find out, and can say, who is missing.
+        """
         key = self._key(stage, slot)
-        if self._wait([key]):
+        timeout = 2 * self._timeout
+        if self._wait([key], timeout):
             raise RankFailed(
-                f"rank 0, which coordinates, not heard of for {self._timeout:g} s",
+                f"rank 0, which coordinates, not heard of for {timeout:g} s",
                 hint="all ranks must make the same calls; look for a rank that died or hangs",
             )
         return self._get(key)
@@ -193,10 +197,10 @@ class Round:
     def _key(self, stage: str, slot: int | str) -> str:
         return f"{self._name}/{stage}/{slot}"
 
-    def _wait(self, keys: list[str]) -> list[int]:
+    def _wait(self, keys: list[str], timeout: float) -> list[int]:
         """Wait until all keys are there; the indices of those that are not, at the deadline."""
         clock = self._meeting.clock
-        end = clock.monotonic() + self._timeout
+        end = clock.monotonic() + timeout
         pause = _FIRST_PAUSE
         try:
             while not self._keys.check(keys):

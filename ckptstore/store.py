@@ -40,9 +40,9 @@ Step = int | StepRef | Literal["latest"]
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Deadlines in seconds. ``rank``: each single wait for other ranks, so longer than a rank needs to write its share.
-    ``save``: how long a call waits for the save before it. ``farewell``: how long rank 0 stays at the end until the
-    others know the outcome."""
+    """Deadlines in seconds. ``rank``: each single wait of rank 0 for the other ranks, so longer than a rank needs to
+    write its share (they wait twice as long for it). ``save``: how long a call waits for the save before it.
+    ``farewell``: how long rank 0 stays at the end until the others know the outcome."""
 
     rank: float = 1800.0
     save: float = 3600.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from ..ranks import Keys, LocalKeys, Meeting
@@ -12,6 +13,14 @@ from ..store import Backing, CheckpointStore, Timeouts
 from ..upload import SaveOptions
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a rank ended with instead of a result."""
+
+    error: BaseException
+
 
 QUICK = Timeouts(rank=20.0, save=60.0, farewell=5.0)
 
@@ -26,13 +35,13 @@ def run_job(
     save_options: SaveOptions | None = None,
     ranks_per_node: int = 2,
     attempt: str | None = None,
-) -> list[T | BaseException]:
+) -> list[T | Raised]:
     """Run ``work(store, rank)`` on every rank; what each returned or raised, in rank order.
 
     ``storage(rank)`` opens a rank's own way to the store. The stores are closed at the end; what closing raises counts.
     """
     keys = keys if keys is not None else LocalKeys()
-    results: list[T | BaseException | None] = [None] * world
+    results: list[T | Raised | None] = [None] * world
 
     def run(rank: int) -> None:
         meeting = Meeting(keys, rank, world, node=f"node{rank // ranks_per_node}")
@@ -44,7 +53,7 @@ def run_job(
             with store:
                 results[rank] = work(store, rank)
         except BaseException as e:  # noqa: BLE001 - handed to the test, which looks at it
-            results[rank] = e
+            results[rank] = Raised(e)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank{rank}") for rank in range(world)]
     for thread in threads:
@@ -55,9 +64,9 @@ def run_job(
     return list(results)  # type: ignore[arg-type]
 
 
-def values(results: Sequence[T | BaseException]) -> list[T]:
+def values(results: Sequence[T | Raised]) -> list[T]:
     """The results of a job in which no rank failed; raises the first error otherwise."""
     for result in results:
-        if isinstance(result, BaseException):
-            raise result
+        if isinstance(result, Raised):
+            raise result.error
     return list(results)  # type: ignore[arg-type]
