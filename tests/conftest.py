@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cachefs.testing.motoserver import MotoServer
 from cachefs.testing.seaweed import SeaweedServer
 
 # A busy machine makes any example slow, which says nothing about the code; the tests have a time limit of their own.
@@ -26,6 +27,13 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]
 
 
 @pytest.fixture(scope="session")
+def moto() -> Iterator[MotoServer]:
+    """An S3 emulation that keeps keys exactly as they are, in this process, started at first use."""
+    with MotoServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def _bucket_numbers() -> Iterator[int]:
     return itertools.count()
 
@@ -34,3 +42,9 @@ def _bucket_numbers() -> Iterator[int]:
 def s3_bucket(seaweed: SeaweedServer, _bucket_numbers: Iterator[int]) -> str:
     """The name of an empty bucket on the ``seaweed`` server that no other test uses."""
     return seaweed.make_bucket(f"test-{next(_bucket_numbers):04d}")
+
+
+@pytest.fixture
+def moto_bucket(moto: MotoServer, _bucket_numbers: Iterator[int]) -> str:
+    """The name of an empty bucket on the ``moto`` server that no other test uses."""
+    return moto.make_bucket(f"test-{next(_bucket_numbers):04d}")

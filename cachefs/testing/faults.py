@@ -1,13 +1,9 @@
-"""What a proxy or a fake store does wrong, and to which request."""
+"""What the proxy records of a request, and what it can do wrong to one."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-
-Matcher = Callable[["RequestRecord"], bool]
 
 
 @dataclass
@@ -53,62 +49,3 @@ class Fault:
     whole: bool = False
     etag: str | None = None
     rate: float | None = None
-
-
-PASS = Fault()
-
-
-@dataclass
-class _Rule:
-    fault: Fault
-    matches: Matcher
-    after: int
-    times: int | None
-
-
-@dataclass
-class FaultPlan:
-    """An ordered list of rules; the first that matches a request and is not used up decides. Thread-safe."""
-
-    _rules: list[_Rule] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(
-        self,
-        fault: Fault,
-        *,
-        method: str | None = None,
-        key: str | None = None,
-        matches: Matcher | None = None,
-        after: int = 0,
-        times: int | None = 1,
-    ) -> None:
-        """Do ``fault`` to the next ``times`` requests (``None``: to all) that match, after letting ``after`` pass."""
-
-        def match(request: RequestRecord) -> bool:
-            return (
-                (method is None or request.method == method)
-                and (key is None or request.key == key)
-                and (matches is None or matches(request))
-            )
-
-        with self._lock:
-            self._rules.append(_Rule(fault, match, after, times))
-
-    def clear(self) -> None:
-        with self._lock:
-            self._rules.clear()
-
-    def choose(self, request: RequestRecord) -> Fault:
-        """The fault for this request, ``PASS`` for none; counts the rule down."""
-        with self._lock:
-            for rule in self._rules:
-                if rule.times == 0 or not rule.matches(request):
-                    continue
-                if rule.after:
-                    rule.after -= 1
-                    continue
-                if rule.times is not None:
-                    rule.times -= 1
-                return rule.fault
-        return PASS

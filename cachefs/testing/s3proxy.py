@@ -14,7 +14,8 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from ..errors import ConfigError, DeadlineExceeded
-from .faults import PASS, Fault, FaultPlan, RequestRecord
+from .faults import Fault, RequestRecord
+from .rules import FaultPlan
 from .wire import Head, Wire, WireError, parse_range
 
 _SHAPED_PIECE_SECONDS = 0.02
@@ -52,7 +53,7 @@ class CountingProxy:
             raise ConfigError("the proxy speaks plain http only", url=upstream)
         self._upstream = (parts.hostname, parts.port or 80)
         self.latency = latency
-        self.faults = FaultPlan()
+        self.faults: FaultPlan[Fault] = FaultPlan()
         self.endpoint = ""
         self._shaper = _Shaper(rate) if rate else None
         self._records: list[RequestRecord] = []
@@ -179,11 +180,10 @@ class CountingProxy:
             query,
             parse_range(head.get(b"range")),
         )
-        fault = self.faults.choose(record)
-        record.fault = None if fault is PASS else fault
+        record.fault = self.faults.choose(record)
         with self._lock:
             self._records.append(record)
-        return record, fault
+        return record, record.fault or Fault()
 
     async def _refuse(self, client: Wire, head: Head, record: RequestRecord, fault: Fault) -> bool:
         """Answer in the server's stead; whether the connection goes on."""

@@ -21,6 +21,7 @@ from typing import IO, Any, Self
 from ..config import Origin
 from ..errors import ConfigError, DeadlineExceeded, Unavailable
 from .ports import free_ports
+from .s3client import make_bucket, s3_client
 
 _HOST = "127.0.0.1"
 _REGION = "us-east-1"
@@ -101,14 +102,7 @@ class SeaweedServer:
 
     def make_bucket(self, name: str) -> str:
         """Make a bucket, if there is none of this name yet, and return its name."""
-        from botocore.exceptions import ClientError
-
-        try:
-            self._client.create_bucket(Bucket=name)
-        except ClientError as e:
-            if e.response["Error"]["Code"] not in {"BucketAlreadyExists", "BucketAlreadyOwnedByYou"}:
-                raise
-        return name
+        return make_bucket(self._client, name)
 
     def __enter__(self) -> Self:
         try:
@@ -205,7 +199,7 @@ class SeaweedServer:
     def _wait_ready(self, until: float) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        self._client = _s3_client(self.endpoint, self.access_key, self.secret_key)
+        self._client = s3_client(self.endpoint, self.access_key, self.secret_key, _REGION)
         probe = "readiness-probe"
         last: Exception | None = None
         while time.monotonic() < until:
@@ -234,24 +228,3 @@ class SeaweedServer:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=30)
-
-
-def _s3_client(endpoint: str, access_key: str, secret_key: str) -> Any:
-    import botocore.session
-    from botocore.config import Config
-
-    config = Config(
-        proxies={},
-        retries={"total_max_attempts": 1},
-        connect_timeout=2,
-        read_timeout=20,
-        s3={"addressing_style": "path"},
-    )
-    return botocore.session.Session().create_client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=_REGION,
-        aws_access_key_id=access_key,
-        aws_secret_access_key=secret_key,
-        config=config,
-    )
