@@ -73,9 +73,13 @@ def _origin(command: F) -> F:
 
 
 def _client(cache_dir: str | None, *, autostart: bool | None = None, **origin: Any) -> Client:
+    import logging
+
     from .client import connect
     from .config import Origin, Settings
 
+    logging.getLogger("cachefs").addHandler(logging.NullHandler())  # warnings become the command's own output
+    logging.getLogger("cachefs").propagate = False
     given = {name: value for name, value in origin.items() if value is not None}
     settings = Settings.load(
         cache_dir=cache_dir, autostart=autostart, origin=dataclasses.replace(Origin.from_env(), **given)
