@@ -53,7 +53,7 @@ class History:
         assert age(found) >= age(promised), f"latest() is {found}, but {promised} was acknowledged"
         if found is not None:
             assert not self.is_zombie(found), f"latest() is {found}, a zombie's"
-            require_sound(storage, found)
+            require_sound(self.model.storage(), found)
         return found
 
     def is_zombie(self, ref: StepRef) -> bool:

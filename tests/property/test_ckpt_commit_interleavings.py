@@ -9,7 +9,7 @@ import pytest
 
 from cachefs.errors import CheckpointConflict, CheckpointError
 from ckptstore.claims import Claim, claim_generation
-from ckptstore.commit import begin_step
+from ckptstore.commit import StepWriter, begin_step
 from ckptstore.layout import StepRef
 from ckptstore.storage_object import ObjectStorage
 from ckptstore.testing.history import History
@@ -84,7 +84,7 @@ def test_a_reader_does_not_mistake_a_zombies_late_step_for_the_newest() -> None:
 
         def old(storage: ObjectStorage) -> None:
             try:
-                begin_step(storage, 20, 1, "one").commit(root_of(writer, [node]), node.files)
+                StepWriter(storage, writer.ref, "one").commit(root_of(writer, [node]), node.files)
             except CheckpointConflict:
                 return
             history.acknowledged.append(writer.ref)
