@@ -100,8 +100,9 @@ class EpochOrder:
     def total(self) -> int:
         """Samples in the epoch. Raises CountsUnknown unless :attr:`complete`."""
         if not self.complete:
+            unknown = int((self.plan.stop < 0).sum())
             raise CountsUnknown(
-                f"{(self.plan.stop < 0).sum()} of {len(self.plan.stop)} shards are not counted yet, so there is no length",
+                f"{unknown} of {len(self.plan.stop)} shards are not counted yet, so there is no length",
                 hint="index the data set",
             )
         return self.settled
@@ -150,7 +151,11 @@ class EpochOrder:
         )
 
     def uses_from(self, position: int, lanes: Int64s | None = None) -> Uses:
-        """Which shards are needed from ``position`` on, and when; ``lanes`` limits it to those lanes (a node's own)."""
+        """Which shards are needed from ``position`` on, and when; ``lanes`` limits it to those lanes (a node's own).
+
+        With counts missing, places beyond ``settled`` are lower bounds, and shards of blocks that lack a count are left
+        out (see :meth:`unsettled`).
+        """
         lane = self._block_lane
         begin = self._block_start - self._lane_start[lane]
         end = np.append(self._block_start[1:], self._lane_start[-1]) - self._lane_start[lane]
