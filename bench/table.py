@@ -7,36 +7,32 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from .summary import Spread, Summary
+from .summary import Summary
 
 STYLE = {"ours": "bold", "limit": "", "peer": "dim"}
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """One row per case: the rate, and rate and CPU as multiples of the baseline's, each with its spread."""
+    """One row per case: the median rate, and as multiples of the baseline's the rate with its spread and the CPU."""
     table = Table(title=summary.title, title_justify="left", title_style="bold", header_style="bold")
-    table.add_column("")
-    table.add_column(summary.unit, justify="right")
+    table.add_column("case", no_wrap=True)
+    table.add_column(summary.unit, justify="right", no_wrap=True)
     table.add_column(f"× {summary.baseline}", justify="right")
-    table.add_column("CPU per work ×", justify="right")
+    table.add_column("least–most", justify="right", no_wrap=True, style="dim")
+    table.add_column("CPU ×", justify="right", no_wrap=True)
     for row in summary.rows:
-        base = row.case == summary.baseline
         table.add_row(
             row.case,
-            spread(row.rate),
-            "1" if base else spread(row.ratio),
-            "–" if row.cpu_ratio is None else "1" if base else spread(row.cpu_ratio),
+            number(row.rate.median),
+            number(row.ratio.median),
+            f"{number(row.ratio.low)}–{number(row.ratio.high)}",
+            "–" if row.cpu_ratio is None else number(row.cpu_ratio.median),
             style=STYLE[row.role],
         )
     console.print(table)
     for line in summary.skipped:
         console.print(f"[dim]left out: {line}[/]", highlight=False)
-    console.print(f"[dim]medians of {summary.repeats} rounds; least and most in brackets[/]\n", highlight=False)
-
-
-def spread(value: Spread) -> str:
-    """``"1.23 (1.10–1.40)"`` with three significant digits."""
-    return f"{number(value.median)} ({number(value.low)}–{number(value.high)})"
+    console.print(f"[dim]medians of {summary.repeats} rounds; CPU: seconds per unit of work[/]\n", highlight=False)
 
 
 def number(value: float) -> str:

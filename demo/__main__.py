@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where picture, results and logs go")
     parser.add_argument("--size", choices=sorted(PLANS), default="full", help="small takes under a minute")
     args = parser.parse_args(argv)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     start = time.monotonic()
     try:
         with signals_as_exceptions():

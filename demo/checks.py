@@ -43,7 +43,7 @@ class Evidence:
     reference_gets: Sequence[Get]
     killed_at: float
     saved_before: int
-    """The last step whose checkpoint was acknowledged when the kill came; 0 for none."""
+    """The newest step whose commit record the origin had accepted when the kill came; 0 for none."""
     verified: Sequence[int]
     """Steps of the killed run's store whose every byte was checked at the end and found right."""
     damaged: Sequence[str]
@@ -84,13 +84,13 @@ def _same_run(e: Evidence) -> Iterator[Check]:
     other = [a.step for a, b in pairs if a.ids != b.ids]
     ids = sum(len(batch) for a, _ in pairs for batch in a.ids)
     yield Check(
-        "sample ids equal the uninterrupted run's, rank by rank",
+        "sample ids equal the uninterrupted run's",
         complete and not other,
-        f"{ids:,} ids compared" + (f", first difference at step {min(other)}" if other else ""),
+        f"{ids:,} ids, rank by rank" + (f", first difference at step {min(other)}" if other else ""),
     )
     other = [a.step for a, b in pairs if a.loss != b.loss]
     yield Check(
-        "losses are bit-identical",
+        "losses are bit-identical to its",
         complete and not other,
         f"{len(pairs):,} losses compared" + (f", first difference at step {min(other)}" if other else ""),
     )
@@ -99,7 +99,7 @@ def _same_run(e: Evidence) -> Iterator[Check]:
         (a, b) for one, two in zip(e.first, stream, strict=True) for a in one[resume:] for b in two[a.step - 1 :][:1]
     ]
     same = bool(redone) and all(a.same_work(b) for a, b in redone)
-    yield Check("the steps past the checkpoint repeat exactly", same, f"{len(redone)} steps redone")
+    yield Check("redone steps repeat exactly", same, f"{len(redone)} steps redone")
 
 
 def _whole_data(e: Evidence) -> Iterator[Check]:
@@ -111,9 +111,9 @@ def _whole_data(e: Evidence) -> Iterator[Check]:
         whole = all(len(ids) == e.plan.samples == len(set(ids)) for ids in seen)
         fresh = seen[0] != seen[1] and set(seen[0]) == set(seen[1])
         yield Check(
-            f"{name}: each epoch is every sample once, in a new order",
+            f"{name}: an epoch is every sample once",
             whole and fresh,
-            f"{len(set(seen[0])):,} samples",
+            f"{len(set(seen[0])):,} samples, in another order each epoch",
         )
 
 
@@ -125,9 +125,9 @@ def _traffic(e: Evidence) -> Iterator[Check]:
     wrong = [k for k, size in e.shards.items() if fetched.get(k) != size]
     readers = RANKS * len(FORMATS)
     yield Check(
-        "epoch 1 fetches each shard's bytes once for the node",
+        "epoch 1 fetches each shard's bytes once",
         not wrong,
-        f"{sum(fetched.values()):,} of {total:,} bytes for {readers} readers"
+        f"{sum(fetched.values()):,} of {total:,} bytes, for {readers} readers"
         + (f", not so: {wrong[0]}" if wrong else ""),
     )
     for name, ranks, seen in (
@@ -135,13 +135,14 @@ def _traffic(e: Evidence) -> Iterator[Check]:
         ("killed", e.second, of_keys(e.gets, e.shards)),
     ):
         late = between(seen, epoch_two(ranks), float("inf"))
-        yield Check(f"epoch 2 makes 0 origin GETs for shards ({name} run)", not late, f"{len(late)} GETs")
+        yield Check(f"epoch 2 makes 0 origin GETs, {name} run", not late, f"{len(late)} GETs")
     again = refetched(of_keys(e.gets, e.shards), e.killed_at, KILL_GRACE)
-    after = by_key(between(of_keys(e.gets, e.shards), e.killed_at, float("inf")))
+    before = sum(g.size for g in between(of_keys(e.gets, e.shards), 0, e.killed_at))
+    after = sum(g.size for g in between(of_keys(e.gets, e.shards), e.killed_at, float("inf")))
     yield Check(
-        "what was cached before the kill is not fetched again",
+        "the kill costs no byte that was cached",
         not again,
-        f"{sum(after.values()):,} bytes fetched after it, {sum(g.size for g in again):,} of them again",
+        f"{before:,} bytes before, {after:,} after, {sum(g.size for g in again):,} of them again",
     )
     referee = sum(g.size for g in e.reference_gets)
     own = int(e.counted.get("origin_get_bytes", 0))
@@ -152,13 +153,13 @@ def _aftermath(e: Evidence) -> Iterator[Check]:
     resume = resumed_from(e.second)
     killed = max((s.step for rank in e.first for s in rank), default=0)
     yield Check(
-        "resumes from the last acknowledged checkpoint or a newer one",
-        0 < e.saved_before <= resume < killed,
-        f"acknowledged {e.saved_before}, resumed from {resume}, killed after {killed}",
+        "resumes from the newest committed step",
+        0 < e.saved_before <= resume < killed <= e.plan.steps_per_epoch,
+        f"committed {e.saved_before}, resumed from {resume}, killed after {killed}",
     )
     newest = max(e.verified, default=0)
     yield Check(
-        "every byte of every checkpoint verifies, the last step's too",
+        "every byte of every checkpoint verifies",
         not e.damaged and newest == e.plan.steps,
         f"{len(e.verified)} steps, newest {newest}" + (f", damaged: {e.damaged[0]}" if e.damaged else ""),
     )

@@ -14,7 +14,7 @@ Advance = Callable[[int, str], None]
 
 
 class Screen:
-    """Stages on a terminal (with bars) or in a log (plain lines, one per fifth of a stage)."""
+    """Stages on a terminal (with bars) or in a log (plain lines, one per fifth of a stage that has words)."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -54,7 +54,7 @@ class Screen:
         def advance(done: int, word: str) -> None:
             nonlocal said
             fifth = done * 5 // total if total else 0
-            if fifth > said:
+            if fifth > said and word:
                 said = fifth
                 self.say(f"  {done} of {total}  {word}")
 

@@ -16,7 +16,7 @@ from cachefs.testing.seaweed import SeaweedServer
 from .job import Job, Run
 from .plan import Plan
 from .screen import Advance, Screen
-from .traffic import Get
+from .traffic import Get, committed, gets_of
 
 DATA, CHECKPOINTS = "text", "checkpoints"
 """The buckets."""
@@ -64,12 +64,12 @@ class Stage:
         return job
 
     def gets(self, since: float) -> list[Get]:
-        """All GETs of data objects from ``since`` on, whatever came of them (a listing has no key)."""
-        return [
-            Get(r.key, r.range[0] if r.range else 0, r.bytes_sent, r.time)
-            for r in self.proxy.requests
-            if r.method == "GET" and r.bucket == DATA and r.key and r.time >= since
-        ]
+        """All GETs of data objects from ``since`` on."""
+        return [g for g in gets_of(self.proxy.requests, DATA) if g.time >= since]
+
+    def committed(self, run: Run) -> int:
+        """The newest step that the run has committed; 0 for none."""
+        return committed(self.proxy.requests, CHECKPOINTS, f"{run.name}/")
 
     def left(self) -> int:
         """Processes of any job that are still there."""

@@ -61,8 +61,8 @@ def tell(out: Path, plan: Plan, screen: Screen) -> list[Check]:
 
 @dataclass(frozen=True)
 class Killed:
-    """The run that was killed and started again. ``at`` is the wall-clock second of the kill, ``saved`` the last
-    acknowledged step before it."""
+    """The run that was killed at ``at`` (wall-clock second), when ``saved`` was the newest committed step, and started
+    again."""
 
     run: Run
     first: Ranks
@@ -85,26 +85,19 @@ def _data(stage: Stage, folder: Path) -> list[ShardFile]:
     with stage.part("making shards of the standard library's text in three formats"):
         files = make_shards(folder, stage.plan)
     total = sum(f.size for f in files)
-    with stage.part(f"uploading {len(files)} objects, {total / 1e6:.1f} MB, with minio", total) as advance:
-        sent = 0
-
-        def done(size: int) -> None:
-            nonlocal sent
-            sent += size
-            advance(sent, "")
-
-        upload(files, stage.server.origin, DATA, done=done)
+    with stage.part(f"uploading {len(files)} objects, {total / 1e6:.1f} MB, with minio", len(files)) as advance:
+        upload(files, stage.server.origin, DATA, done=lambda count: advance(count, ""))
     return files
 
 
 def _killed_run(stage: Stage) -> Killed:
     run, plan = stage.run("killed"), stage.plan
     since = time.time()
-    with stage.part(f"training on {RANKS} ranks, until the kill after step {plan.kill_at}", plan.steps) as advance:
+    stage.proxy.set_rate(plan.origin_rate)
+    with stage.part(f"training on {RANKS} ranks, killed after step {plan.kill_at}", plan.steps) as advance:
         job = stage.launch(run)
         job.until(plan.kill_at, _told(advance, plan))
-        saved = _latest(stage, run)
-        at = time.time()
+        saved, at = stage.committed(run), time.time()
         count = job.kill()
         first = _steps(job)
     stage.screen.say(f"  [yellow]SIGKILL[/] to {count} processes: torchrun, ranks, loader workers and the node daemon")
@@ -113,6 +106,7 @@ def _killed_run(stage: Stage) -> Killed:
         job.finish(_told(advance, plan))
         second = _steps(job)
         job.kill()
+    stage.proxy.set_rate(None)
     return Killed(run, first, second, stage.gets(since), at, saved)
 
 
@@ -137,12 +131,6 @@ def _told(advance: Advance, plan: Plan) -> Callable[[Step], None]:
 
 def _steps(job: Job) -> Ranks:
     return [list(job.steps(rank)) for rank in range(RANKS)]
-
-
-def _latest(stage: Stage, run: Run) -> int:
-    """The newest checkpoint that the store calls complete; 0 for none."""
-    with CheckpointStore(run.checkpoints, origin=stage.origin) as store:
-        return store.latest() or 0
 
 
 def _verify(stage: Stage, run: Run) -> tuple[list[int], list[str]]:

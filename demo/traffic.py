@@ -1,15 +1,22 @@
-"""What left the origin, as the counting proxy in front of it saw it: the referee of all claims about GETs and bytes."""
+"""What the counting proxy in front of the origin saw: the referee of all claims about GETs, bytes and commits."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from cachefs.testing.faults import RequestRecord
+
+DONE = frozenset({200, 206})
+_COMMIT = re.compile(r"step-(\d{12,})-g\d{6,}/manifest\.json")
+"""A checkpoint's commit record, as ``ckptstore.layout`` names it."""
+
 
 @dataclass(frozen=True)
 class Get:
-    """One finished GET of object bytes: key, bytes sent, first byte's offset, wall-clock second in which it came."""
+    """One GET: key, first byte's offset, object bytes sent (0 for an error), wall-clock second in which it came."""
 
     key: str
     start: int
@@ -47,3 +54,23 @@ def refetched(gets: Iterable[Get], killed_at: float, grace: float) -> list[Get]:
     seen = list(gets)
     kept = [g for g in seen if g.time < killed_at - grace]
     return [g for g in seen if g.time >= killed_at and any(g.overlaps(k) for k in kept)]
+
+
+def gets_of(requests: Iterable[RequestRecord], bucket: str) -> list[Get]:
+    """All GETs of objects in a bucket, whatever came of them (a listing has no key)."""
+    return [
+        Get(r.key, r.range[0] if r.range else 0, r.bytes_sent if r.status in DONE else 0, r.time)
+        for r in requests
+        if r.method == "GET" and r.bucket == bucket and r.key
+    ]
+
+
+def committed(requests: Iterable[RequestRecord], bucket: str, prefix: str) -> int:
+    """The newest step under ``prefix`` whose commit record the origin has accepted; 0 for none."""
+    found = [
+        int(match[1])
+        for r in requests
+        if r.method == "PUT" and r.bucket == bucket and r.status in DONE and r.key.startswith(prefix)
+        if (match := _COMMIT.fullmatch(r.key.removeprefix(prefix)))
+    ]
+    return max(found, default=0)

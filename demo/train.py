@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ckptstore import CheckpointStore, per_rank
+from ckptstore import CheckpointStore, RngState
 from loader import ShardDataset, collate, formats
 
 from .model import ByteTransformer
@@ -27,37 +27,35 @@ def main(options: Options) -> None:
 
     size = options.batch_size
     datasets = [
-        ShardDataset(f"{options.data}/wds", batch_size=size, decode={"txt": "bytes"}, ids=True),
+        ShardDataset(f"{options.data}/wds", batch_size=size, fields=["txt"], decode="bytes", ids=True),
         ShardDataset(f"{options.data}/mds", batch_size=size, ids=True),
         ShardDataset(f"{options.data}/tokens", batch_size=size, format=formats.Tokens(options.length), ids=True),
     ]
     loaders = [DataLoader(d, batch_size=size, num_workers=1, collate_fn=collate) for d in datasets]
     model = DistributedDataParallel(ByteTransformer(length=options.crop))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    state = {"model": model, "optimizer": optimizer, "rng": RngState()}
 
     with CheckpointStore(options.checkpoints) as store, Recorder(options.records, dist.get_rank()) as recorder:
         step = 0
-        if store.latest() is not None:
-            state = store.load({"model": model, "optimizer": optimizer})  # these two in place, the rest is returned
-            step = state["step"]
-            torch.set_rng_state(state["rng"])
-            for dataset, position in zip(datasets, state["data"], strict=True):
+        found = store.resume_or_init(state)  # fills the state in place; None on a first start
+        if found is not None:
+            step = found["step"]
+            for dataset, position in zip(datasets, found["data"], strict=True):
                 dataset.load_state_dict(position)
 
-        for epoch in range(step // len(loaders[0]), options.epochs):
+        for epoch in range(datasets[0].epoch, options.epochs):
             for wds, mds, tokens in zip(*loaders, strict=True):
-                text = torch.cat([t[:, : options.crop + 1].long() for t in (wds["txt"], mds["text"], tokens["tokens"])])
-                loss = model(text)
+                texts = (wds["txt"], mds["text"], tokens["tokens"])  # uint8, uint8, uint16: (size, length)
+                loss = model(torch.cat([text[:, : options.crop + 1].long() for text in texts]))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 step += 1
                 recorder.step(step, epoch, loss.item(), [batch["__id__"] for batch in (wds, mds, tokens)])
                 if step % options.save_every == 0:
-                    positions = [d.state_after(b) for d, b in zip(datasets, (wds, mds, tokens), strict=True)]
-                    rng = per_rank(torch.get_rng_state())
-                    state = {"model": model, "optimizer": optimizer, "rng": rng, "step": step, "data": positions}
-                    store.save_async(step, state)
+                    data = [d.state_after(batch) for d, batch in zip(datasets, (wds, mds, tokens), strict=True)]
+                    store.save_async(step, {**state, "step": step, "data": data})
     dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ from .shards import ShardFile
 
 
 def upload(files: Sequence[ShardFile], origin: Origin, bucket: str, *, done: Callable[[int], None]) -> None:
-    """Put every file under its key; ``done`` is told the bytes of each. The bucket exists already."""
+    """Put every file under its key; ``done`` is told how many are up. The bucket exists already."""
     secure, _, host = (origin.endpoint or "").rpartition("://")
     client = Minio(
         host,
@@ -23,10 +23,9 @@ def upload(files: Sequence[ShardFile], origin: Origin, bucket: str, *, done: Cal
         secure=secure == "https",
     )
 
-    def put(file: ShardFile) -> int:
+    def put(file: ShardFile) -> None:
         client.fput_object(bucket, file.key, str(file.path))
-        return file.size
 
     with ThreadPoolExecutor(4) as pool:
-        for size in pool.map(put, files):
-            done(size)
+        for count, _ in enumerate(pool.map(put, files), 1):
+            done(count)

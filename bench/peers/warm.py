@@ -99,7 +99,7 @@ def webdataset_samples(folder: str, batch: str, workers: str) -> dict[str, float
     return clocked(loading.DataLoader(data, batch_size=int(batch), num_workers=int(workers), collate_fn=same), len)
 
 
-JOBS = {
+JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "litdata_tokens": litdata_tokens,
     "streaming_tokens": streaming_tokens,
     "webdataset_samples": webdataset_samples,

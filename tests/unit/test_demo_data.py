@@ -6,6 +6,7 @@ import io
 import json
 import struct
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_tokens_are_one_uint16_a_byte() -> None:
 
 
 def test_shards_of_all_formats_hold_the_same_number_of_samples(tmp_path: Path) -> None:
-    plan = Plan(samples=32, shards=2, length=64, batch_size=1, crop=8, save_every=2, kill_at=3, least_bytes=1)
+    plan = replace(SMALL, samples=32, shards=2, length=64, batch_size=1, save_every=2, kill_at=3)
     files = make_shards(tmp_path, plan)
     shards = [f for f in files if f.is_shard]
     assert [sum(f.key.startswith(name) for f in shards) for name in FORMATS] == [2, 2, 2]
@@ -116,4 +117,4 @@ def test_plans_fill_their_least_bytes(plan: Plan) -> None:
 @pytest.mark.parametrize("kill_at", [4, 3, 16])
 def test_a_plan_kills_between_two_checkpoints_of_epoch_one(kill_at: int) -> None:
     with pytest.raises(ValueError, match="kill_at"):
-        Plan(samples=32, shards=2, length=64, batch_size=1, crop=8, save_every=4, kill_at=kill_at, least_bytes=1)
+        replace(SMALL, samples=32, batch_size=1, save_every=4, kill_at=kill_at)
