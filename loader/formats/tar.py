@@ -21,6 +21,7 @@ from cachefs.errors import FormatError
 BLOCK = 512
 _RECORD = 20 * BLOCK
 _ADLER = 65521
+_SPACES = 8 * 0x20
 _ZERO = bytes(BLOCK)
 _HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
 """name, size, checksum, type flag, magic, prefix"""
@@ -74,7 +75,7 @@ def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int
                 raise FormatError("the tar ends behind an extended header", url=url, offset=pending)
             if offset < end and any(view[offset:end]):
                 raise FormatError("the tar is cut off within a header", url=url, offset=offset)
-            notes.messages.append("the tar has no end marker; it may have lost whole samples at its end")
+            notes.messages.append("the tar has no end marker: it may have lost members or whole samples at its end")
             return
         name, raw_size, checksum, kind, magic, prefix = _HEADER.unpack_from(view, offset)
         if not name[0] and view[offset : offset + BLOCK] == _ZERO:
@@ -106,16 +107,18 @@ def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int
                 pending = offset
             offset = payload + _padded(size)
             continue
-        path = extra.get("path") or defaults.get("path") or _name(name, prefix, magic)
-        size_text = extra.get("size") or defaults.get("size")
-        if size_text is not None:
-            if not (size_text.isascii() and size_text.isdigit() and len(size_text) <= 20):
-                raise FormatError(f"the size of member {path!r} is not a number", url=url, offset=offset)
-            size = int(size_text)
-        if kind == b"S" or any(key.startswith("GNU.sparse") for key in extra):
-            raise FormatError(f"member {path!r} is sparse, which cannot be read in place", url=url, offset=offset)
-        extra = {}
+        path = _name(name, prefix, magic)
+        if extra or defaults:
+            fields = defaults | extra
+            path = fields.get("path") or path
+            size = _pax_size(fields, size, path, url, offset)
+            sparse = any(key.startswith("GNU.sparse") for key in fields)
+            extra = {}
+        else:
+            sparse = False
         pending = -1
+        if sparse or kind == b"S":
+            raise FormatError(f"member {path!r} is sparse, which cannot be read in place", url=url, offset=offset)
         if kind in _NO_PAYLOAD or (kind == b"\0" and path.endswith("/")):
             notes.others += 1
             offset = payload
@@ -142,14 +145,17 @@ def _checksum_holds(block: memoryview, stored: bytes) -> bool:
 
     The lower half of Adler-32 is that sum plus one, modulo 65521, at C speed. Some old writers summed signed bytes.
     """
-    wanted = _number(stored) + sum(stored) - 8 * 0x20
-    if (zlib.adler32(block) & 0xFFFF) == (wanted + 1) % _ADLER:
+    declared = _number(stored)
+    if (zlib.adler32(block) & 0xFFFF) == (declared + sum(stored) - _SPACES + 1) % _ADLER:
         return True
-    return sum(block.cast("b")) == _number(stored) + sum(memoryview(stored).cast("b")) - 8 * 0x20
+    return sum(block.cast("b")) == declared + sum(memoryview(stored).cast("b")) - _SPACES
 
 
 def _number(raw: bytes) -> int:
     """A header's number: octal digits, or base 256 with the top bit set. ValueError for anything else."""
+    digits = raw.strip(b" \0")
+    if digits.isdigit():
+        return int(digits, 8)
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
     digits = raw.split(b"\0", 1)[0].strip()
@@ -169,6 +175,15 @@ def _name(name: bytes, prefix: bytes, magic: bytes) -> str:
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
+
+
+def _pax_size(fields: dict[str, str], size: int, path: str, url: str, offset: int) -> int:
+    text = fields.get("size")
+    if text is None:
+        return size
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise FormatError(f"the size of member {path!r} is not a number", url=url, offset=offset)
+    return int(text)
 
 
 def _pax_records(body: bytes, url: str, offset: int) -> dict[str, str]:
