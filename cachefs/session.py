@@ -22,7 +22,10 @@ from .launch import crowd_lock, start_daemon
 
 _IDLE_CONNECTIONS = 4
 _ATTEMPTS = 5
-"""Times that one request is tried on fresh connections before the daemon counts as crashing on it."""
+"""A request is tried on at least this many connections, and for ``connect_timeout`` seconds, before the daemon counts
+as crashing on it."""
+_STARTS = 3
+"""A daemon that dies while it starts (a kill, not an error of its own, which it reports) is started this often."""
 _REPLY_MARGIN = 30.0
 """Seconds beyond the daemon's own deadline after which it counts as hung."""
 
@@ -59,8 +62,9 @@ class Session:
     ) -> T:
         """Send a request and let ``receive(connection, seconds)`` read all of its reply; again if the daemon dies."""
         seconds = (self._settings.request_deadline if timeout is None else timeout) + _REPLY_MARGIN
-        lost: Lost | None = None
-        for _ in range(_ATTEMPTS):
+        began, tries = time.monotonic(), 0
+        while True:
+            tries += 1
             connection = self._checkout()
             try:
                 self._flush(connection)
@@ -68,11 +72,11 @@ class Session:
                 return receive(connection, seconds)
             except Lost as e:
                 self.drop_connections()
-                lost = e
+                if tries >= _ATTEMPTS and time.monotonic() - began >= self._settings.connect_timeout:
+                    what = f"the daemon went away {tries} times during one request"
+                    raise DaemonUnavailable(what, url=str(self._settings.cache_dir), hint="see its daemon.log") from e
             finally:
                 self._checkin(connection)
-        what = f"the daemon went away {_ATTEMPTS} times during one request"
-        raise DaemonUnavailable(what, url=str(self._settings.cache_dir), hint="see its daemon.log") from lost
 
     def give_back(self, lease: int) -> None:
         """Note a lease to give back with the next request. Takes no lock: finalizers call it."""
@@ -141,13 +145,18 @@ class Session:
         if not self._settings.autostart:
             hint = f"start it: cachefs daemon --cache-dir {self._settings.cache_dir}"
             raise DaemonUnavailable("no daemon answers", url=str(self._settings.socket), hint=hint)
-        pause = 0.01
+        pause, starts = 0.01, 0
         with crowd_lock(self._settings):
             while time.monotonic() < deadline:
                 connection = self._try_connect(deadline)
                 if connection is not None:
                     return connection
-                start_daemon(self._settings, timeout=max(0.1, deadline - time.monotonic()))
+                starts += 1
+                try:
+                    start_daemon(self._settings, timeout=max(0.1, deadline - time.monotonic()))
+                except DaemonUnavailable:
+                    if starts >= _STARTS:
+                        raise
                 connection = self._try_connect(deadline)
                 if connection is not None:
                     return connection

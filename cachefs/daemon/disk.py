@@ -89,6 +89,14 @@ class Disk:
         assert held is not None, "creation gives an entry or raises"
         return held
 
+    async def check_fillable(self, entry: Entry) -> None:
+        """Raise the disk's fault if the entry cannot be completed because of it; looks at the disk anew if it is time.
+
+        What only needs to be read from disk can be completed on a disk that refuses writes.
+        """
+        if self._store is not None and self._store.fault is not None:
+            await self.short(_check_fillable, self._store, entry)
+
     def retire(self, key: EntryKey, held: Held) -> None:
         """In a thread: give up what was held; the entry counts as used now, not when it was first opened."""
         try:
@@ -190,6 +198,11 @@ def _with_files(entry: Entry) -> Held:
     except BaseException:
         entry.release()
         raise
+
+
+def _check_fillable(store: FlashStore, entry: Entry) -> None:
+    if set(entry.missing()) - set(entry.needs_verify()):
+        store.create(entry.key, entry.size)  # there already: this only makes the store look at its disk
 
 
 def _cached_bytes(store: FlashStore, key: EntryKey) -> int:

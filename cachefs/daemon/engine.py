@@ -219,7 +219,15 @@ class Engine:
     async def _hold(self, key: EntryKey, size: int) -> Holding:
         holding = self._holdings.hit(key) or await self._holdings.find(key)
         self._metrics.add("open_misses" if holding is None else "open_hits")
-        return holding or await self._holdings.obtain(key, size)
+        if holding is None:
+            return await self._holdings.obtain(key, size)
+        if not holding.entry.complete:
+            try:
+                await self._disk.check_fillable(holding.entry)
+            except BaseException:
+                self._holdings.give_back(holding)
+                raise
+        return holding
 
     def _bypass(self, source: Source, reason: CacheFull | DiskFault) -> Opening:
         """The cache cannot take it: counted each time, logged when it begins."""

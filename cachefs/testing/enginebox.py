@@ -17,6 +17,7 @@ from ..daemon.engine import Engine, Opening
 from ..daemon.log import Log
 from ..daemon.origins import Access
 from ..flash import Entry, FlashStore
+from ..flash.fileops import FileOps
 from ..metrics import Metrics
 from ..objstore.url import ObjectUrl
 from .scripted import ScriptedStore
@@ -88,13 +89,18 @@ def box_settings(cache_dir: Path, **changes: Any) -> Settings:
 
 @asynccontextmanager
 async def engine_box(
-    cache_dir: Path, store: ScriptedStore, *, clock: Clock = SYSTEM_CLOCK, **changes: Any
+    cache_dir: Path,
+    store: ScriptedStore,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    ops: FileOps | None = None,
+    **changes: Any,
 ) -> AsyncIterator[EngineBox]:
-    """An open engine on ``cache_dir`` whose every bucket is ``store``."""
+    """An open engine on ``cache_dir`` whose every bucket is ``store``; ``ops`` are the flash store's system calls."""
     settings = box_settings(cache_dir, **changes)
     metrics = Metrics()
     log = Log(cache_dir, clock)
-    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock), clock, log)
+    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, ops=ops), clock, log)
 
     def opener(url: ObjectUrl, origin: Origin) -> ScriptedStore:
         return store

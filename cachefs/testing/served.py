@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..clock import SYSTEM_CLOCK, Clock
 from ..config import Settings
 from ..daemon.control import ControlServer
 from ..daemon.place import ListeningSocket
 from ..daemon.prefetch import Prefetcher
+from ..flash.fileops import FileOps
 from .enginebox import ORIGIN, EngineBox, box_settings, engine_box
 from .scripted import ScriptedStore
 
@@ -50,7 +52,9 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, store: ScriptedStore, **changes: Any) -> Iterator[Served]:
+def served(
+    folder: Path, store: ScriptedStore, *, clock: Clock = SYSTEM_CLOCK, ops: FileOps | None = None, **changes: Any
+) -> Iterator[Served]:
     """Serve ``store`` as every bucket of ``s3://``, with a cache below ``folder``."""
     cache_dir = folder / "cache"
     cache_dir.mkdir(exist_ok=True)
@@ -62,7 +66,7 @@ def served(folder: Path, store: ScriptedStore, **changes: Any) -> Iterator[Serve
         end = asyncio.Event()
         loop = asyncio.get_running_loop()
         over.append(lambda: loop.call_soon_threadsafe(end.set))
-        async with engine_box(cache_dir, store, **changes) as box:
+        async with engine_box(cache_dir, store, clock=clock, ops=ops, **changes) as box:
             prefetcher = Prefetcher(box.engine, box.metrics, box.log)
             stopped = threading.Event()
             control = ControlServer(
