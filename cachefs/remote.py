@@ -109,7 +109,7 @@ class RemoteShard(Shard):
         self._check_open()
         source = self._source
         if not source.has(start, end):
-            watch = _Watch(self._args, time.monotonic())
+            watch = Watch(self._args, time.monotonic())
             while not (source := self._source).has(start, end):
                 if isinstance(source, PassThrough):
                     source.ensure(start, end)
@@ -119,7 +119,7 @@ class RemoteShard(Shard):
                     self._wait_once(source, start, end, watch)
         return source
 
-    def _wait_once(self, source: Attachment, start: int, end: int, watch: _Watch) -> None:
+    def _wait_once(self, source: Attachment, start: int, end: int, watch: Watch) -> None:
         first = source.first_missing(start, end)
         if first is None:
             return
@@ -186,7 +186,7 @@ class RemoteShard(Shard):
             raise NearflashError("the shard is closed", url=self.url)
 
 
-class _Watch:
+class Watch:
     """Decides when a wait has lasted too long: at its deadline, else when nothing new came for the stall time."""
 
     def __init__(self, args: OpenArgs, now: float) -> None:

@@ -94,16 +94,20 @@ async def engine_box(
     *,
     clock: Clock = SYSTEM_CLOCK,
     ops: FileOps | None = None,
+    choose: Callable[[Origin], ScriptedStore] | None = None,
     **changes: Any,
 ) -> AsyncIterator[EngineBox]:
-    """An open engine on ``cache_dir`` whose every bucket is ``store``; ``ops`` are the flash store's system calls."""
+    """An open engine on ``cache_dir`` whose every bucket is ``store``; ``ops`` are the flash store's system calls.
+
+    ``choose`` gives another store to some origins.
+    """
     settings = box_settings(cache_dir, **changes)
     metrics = Metrics()
     log = Log(cache_dir, clock)
     disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, ops=ops), clock, log)
 
     def opener(url: ObjectUrl, origin: Origin) -> ScriptedStore:
-        return store
+        return choose(origin) if choose is not None else store
 
     engine = Engine(settings, disk, opener, metrics=metrics, clock=clock, log=log)
     await disk.open()

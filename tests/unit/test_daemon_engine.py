@@ -7,16 +7,22 @@ import os
 import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cachefs.config import Origin
 from cachefs.daemon.chunkqueue import Tier
-from cachefs.daemon.origins import HEAD_TTL
+from cachefs.daemon.holdings import IDLE_SECONDS
+from cachefs.daemon.origins import HEAD_TTL, Access
 from cachefs.errors import CacheFull, Changed, ConfigError, Denied, NotFound, Unavailable
+from cachefs.objstore.abc import ObjectMeta
 from cachefs.testing.clock import ManualClock
 from cachefs.testing.enginebox import ACCESS, CHUNK, EngineBox, engine_box, entry_of, until
 from cachefs.testing.scripted import Call, ScriptedStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 def data_of(seed: int, size: int) -> bytes:
@@ -382,3 +388,90 @@ def test_chunks_asked_for_ahead_of_time_wait_for_opened_ones(tmp_path: Path) -> 
         box.engine.release(ahead)
 
     drive(tmp_path, store, test, transfer_bytes=CHUNK)
+
+
+def test_any_key_is_readable_and_stays_inside_the_cache_directory(tmp_path: Path) -> None:
+    keys = [
+        "d/../../esc.bin", "../x", "/etc/x", "a/./b", "a//b", "k" * 1000, "n" * 300, "Case", "case", "k", "k/1",
+        "a b", "a%20b", "a+b", "a?b", "a#b", "é", "e\u0301", "\x01", "trailing/", "..", ".",
+    ]  # fmt: skip
+    store = ScriptedStore({key: data_of(i, 100 + i) for i, key in enumerate(keys)})
+
+    async def test(box: EngineBox) -> None:
+        for key in keys:
+            assert await box.read(await box.open(key)) == store.objects[key], key
+        assert len(await box.engine.entries()) == len(keys)
+
+    drive(tmp_path, store, test)
+    assert {p.name for p in tmp_path.iterdir()} == {"cache"}
+    for path in (tmp_path / "cache").rglob("*"):
+        assert len(path.name) < 64
+
+
+def test_the_same_url_at_two_endpoints_is_two_entries(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": b"same"})
+
+    async def test(box: EngineBox) -> None:
+        other = Access.by(Origin(endpoint="http://other.test/"))
+        await box.read(await box.open("k"))
+        await box.read(await box.engine.open("s3://bucket/k", other, None, None))
+        assert sorted(e.endpoint for e in await box.engine.entries()) == ["http://origin.test", "http://other.test"]
+
+    drive(tmp_path, store, test)
+
+
+class ExpiredStore(ScriptedStore):
+    """Refuses every read, once its gate is open."""
+
+    async def get_range(self, key: str, start: int, end: int, *, version: ObjectMeta | None = None) -> Buffer:
+        self.calls.append(Call("get", key, start, end))
+        assert self.gate is not None
+        await self.gate.wait()
+        raise Denied("expired", url=f"s3://bucket/{key}")
+
+
+def test_a_reader_with_rights_is_not_hurt_by_a_fill_that_began_without(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": data_of(1, 2 * CHUNK)})
+    expired = ExpiredStore(store.objects)
+
+    async def test(box: EngineBox) -> None:
+        expired.gate = asyncio.Event()
+        old = Access.by(Origin(endpoint="http://origin.test", session_token="old"))
+        first, second = await box.engine.open("s3://bucket/k", old, None, None), await box.open("k")
+        both = asyncio.gather(box.wait_all(first), box.wait_all(second), return_exceptions=True)
+        await until(lambda: expired.count("get") == 2)
+        assert store.count("get") == 0, "one fill for both"
+        expired.gate.set()
+        results = await both
+        assert isinstance(results[0], Denied)
+        assert results[1] is True
+        box.engine.release(first)
+        assert await box.read(second) == store.objects["k"]
+
+    drive(tmp_path, store, test, choose=lambda origin: expired if origin.session_token else store)
+
+
+def test_idle_entries_give_way_when_room_is_needed(tmp_path: Path) -> None:
+    store = ScriptedStore({k: data_of(ord(k), 1 << 20) for k in "abcd"})
+
+    async def test(box: EngineBox) -> None:
+        for key in "abcd":
+            assert await box.read(await box.open(key)) == store.objects[key]
+        assert len(await box.engine.entries()) == 1
+
+    drive(tmp_path, store, test, quota=int(1.8 * (1 << 20)))
+
+
+def test_idle_entries_are_dropped_after_a_moment(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": b"x"})
+    clock = ManualClock()
+
+    async def test(box: EngineBox) -> None:
+        await box.read(await box.open("k"))
+        await box.engine.tidy()
+        assert [e.leases for e in await box.engine.entries()] == [1]
+        clock.advance(IDLE_SECONDS)
+        await box.engine.tidy()
+        assert [e.leases for e in await box.engine.entries()] == [0]
+
+    drive(tmp_path, store, test, clock=clock)
