@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from ..config import Settings
 from ..errors import Corrupt, StoreError, Throttled, Unavailable
 
+_FIRST_TRIES = 3
+
 
 @dataclass(frozen=True)
 class RetryPolicy:
     """Times in seconds, sizes in bytes.
 
     ``deadline``: a request ends by then, with all its tries, in a result or an error. ``stall``: a try that gets no
-    byte for this long has failed. ``first_contact``: a store that has never answered is given up on sooner, since a
-    wrong endpoint is more likely then than an outage. ``base`` and ``cap`` bound the pause before a try. A wrong reply
-    (``Corrupt``) is asked for ``corrupt_tries`` times. ``upload_rate`` is the slowest upload that is waited for.
-    ``parallel``: most requests to the bucket at a time.
+    byte for this long has failed. ``first_contact``: a store that has never answered is given up on after this time
+    and three tries, since a wrong endpoint is more likely then than an outage. ``base`` and ``cap`` bound the pause
+    before a try. A wrong reply (``Corrupt``) is asked for ``corrupt_tries`` times. ``upload_rate`` is the slowest
+    upload that is waited for. ``parallel``: most requests to the bucket at a time.
     """
 
     deadline: float = 300.0
@@ -60,9 +62,9 @@ def next_pause(failure: Failure, draw: float, policy: RetryPolicy) -> float | No
     if not _worth_retrying(failure, policy):
         return None
     pause = backoff(failure.tries, draw, policy)
-    never_answered = not failure.store_has_answered and not isinstance(failure.error, Throttled)
-    limit = min(policy.deadline, policy.first_contact) if never_answered else policy.deadline
-    return pause if failure.elapsed + pause < limit else None
+    unknown = not failure.store_has_answered and not isinstance(failure.error, Throttled)
+    hopeless = unknown and failure.tries >= _FIRST_TRIES and failure.elapsed + pause >= policy.first_contact
+    return pause if not hopeless and failure.elapsed + pause < policy.deadline else None
 
 
 def _worth_retrying(failure: Failure, policy: RetryPolicy) -> bool:
