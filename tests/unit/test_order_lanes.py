@@ -102,6 +102,12 @@ def test_few_shards_are_cut_by_samples() -> None:
     assert 1 not in made.shard  # the empty one
 
 
+@pytest.mark.parametrize(("shards", "lanes", "cut"), [(15, 4, True), (16, 4, False), (39, 10, True), (40, 10, False)])
+def test_four_shards_a_lane_are_enough(shards: int, lanes: int, cut: bool) -> None:
+    assert plan([10] * shards, lanes=lanes).cut == cut
+    assert not plan([10] * shards, lanes=lanes, cut=False).cut  # a state's word counts
+
+
 def test_fewer_samples_than_lanes_leave_lanes_empty() -> None:
     made = plan([1], batch=8)
     assert (made.lanes, sorted(made.lengths.tolist())) == (4, [0, 0, 0, 1])
