@@ -216,5 +216,7 @@ def byte_views(buffers: Iterable[Buffer]) -> Iterable[memoryview]:
     """Each buffer as a flat view of bytes; empty ones are left out (a view with a zero in its shape cannot be cast)."""
     for buffer in buffers:
         view = memoryview(buffer)
+        if not view.c_contiguous:
+            raise ConfigError(f"a buffer of shape {view.shape} and strides {view.strides} is not contiguous")
         if view.nbytes:
             yield view if view.format == "B" and view.ndim == 1 else view.cast("B")

@@ -239,6 +239,12 @@ def test_buffers_of_any_kind_are_written_as_their_bytes(storage: Storage, claim:
     assert storage.size(f"{writer.ref.folder}/{segment_name('a', 1, 0)}") == 0
 
 
+def test_a_buffer_that_is_not_contiguous_is_refused(storage: Storage, claim: Claim) -> None:
+    writer = begin_step(storage, 10, claim.generation, claim.attempt)
+    with pytest.raises(ConfigError, match="not contiguous"):
+        writer.write(SEGMENT, [memoryview(b"0123456789")[::2]])
+
+
 def test_a_file_larger_than_one_request(storage: Storage, claim: Claim) -> None:
     if isinstance(storage, ObjectStorage):
         storage.part_bytes = 5 << 20
