@@ -78,7 +78,7 @@ SMALL = Plan(
     crop=32,
     save_every=8,
     kill_at=12,
-    origin_rate=400_000,
+    origin_rate=200_000,
     least_bytes=1_000_000,
 )
 PLANS = {"full": FULL, "small": SMALL}

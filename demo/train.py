@@ -31,7 +31,8 @@ def main(options: Options) -> None:
         ShardDataset(f"{options.data}/mds", batch_size=size, ids=True),
         ShardDataset(f"{options.data}/tokens", batch_size=size, format=formats.Tokens(options.length), ids=True),
     ]
-    loaders = [DataLoader(d, batch_size=size, num_workers=1, collate_fn=collate) for d in datasets]
+    own = torch.Generator()  # starting workers draws a seed: not from the generator that dropout draws from
+    loaders = [DataLoader(d, batch_size=size, num_workers=1, collate_fn=collate, generator=own) for d in datasets]
     model = DistributedDataParallel(ByteTransformer(length=options.crop))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     state = {"model": model, "optimizer": optimizer, "rng": RngState()}

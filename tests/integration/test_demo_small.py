@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.s3
 @pytest.mark.chaos
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     screen = io.StringIO()
     checks = tell(tmp_path, SMALL, Screen(Console(file=screen, width=200)))
@@ -38,7 +38,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 
 @pytest.mark.s3
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     mark = Mark("NEARFLASH_TEST_MARK")
