@@ -142,7 +142,7 @@ def _tensors(values: list[Any]) -> Any:
 def _numbers(values: list[Any]) -> Any:
     try:
         return torch.tensor(values)
-    except (OverflowError, RuntimeError):
+    except (OverflowError, RuntimeError, ValueError):
         return values  # integers beyond 64 bits
 
 

@@ -80,20 +80,28 @@ class PassPlan:
         return behind if self.rule.pad else min(behind, self.order.total)
 
     def positions(self, batch: int) -> Int64s:
-        """This rank's positions in global batch ``batch`` of the pass; ``>= order.total`` are repeats."""
+        """This rank's positions in global batch ``batch`` of the pass; ``>= order.total`` are repeats.
+
+        Negative numbers are the batches before the pass's start, as far as the epoch has them (:attr:`earlier`).
+        """
         rule = self.rule
+        first = self.position + batch * rule.global_batch
         if self._cut_short:
-            first = self.position + batch * rule.global_batch
             return np.arange(first, min(first + rule.global_batch, self.end), dtype=np.int64)
         return rank_positions(
             self.order,
-            batch,
+            0,
             global_batch=rule.global_batch,
             rank=rule.place.rank,
             world=rule.place.world,
-            start=self.position,
+            start=first,
             pad=rule.pad,
         )
+
+    @property
+    def earlier(self) -> int:
+        """How many whole batches of the epoch lie before the pass's start."""
+        return self.position // self.rule.global_batch
 
     def places(self, positions: Int64s) -> Places:
         """Where the samples at these positions lie."""

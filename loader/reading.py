@@ -88,7 +88,7 @@ class Reading:
     def _around(self, batch: int) -> Iterator[list[Any]]:
         """This rank's batches before ``batch``, nearest and last sample first, then those behind it."""
         plan = self.plan
-        for near in range(batch - 1, max(batch - _NEIGHBOURS, 0) - 1, -1):
+        for near in range(batch - 1, max(batch - _NEIGHBOURS, -plan.earlier) - 1, -1):
             yield self.reader.read(plan.places(plan.positions(near)))[::-1]
         for near in range(batch + 1, min(batch + _NEIGHBOURS, plan.batches)):
             yield self.reader.read(plan.places(plan.positions(near)))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound
+from cachefs.objstore.url import parse_url
 
 from .formats import Format, Mds
 from .mds_index import MdsListing, read_mds_index
@@ -53,12 +54,12 @@ def find_shards(source: Source, client: Client, format: Format | None) -> Found:
     if isinstance(source, str | os.PathLike):
         return _merged([_find_one(os.fspath(source), client, format, patterns=True)], str(source))
     urls = [os.fspath(url) for url in source]
-    return _merged(_each(urls, client, format), f"a list of {len(urls)} URLs")
+    return _merged(_each(urls, client, format, patterns=False), f"a list of {len(urls)} URLs")
 
 
-def _each(urls: Sequence[str], client: Client, format: Format | None) -> list[Found]:
+def _each(urls: Sequence[str], client: Client, format: Format | None, *, patterns: bool) -> list[Found]:
     with ThreadPoolExecutor(max_workers=min(_PARALLEL_STATS, max(len(urls), 1))) as pool:
-        return list(pool.map(lambda url: _find_one(url, client, format, patterns=False), urls))
+        return list(pool.map(lambda url: _find_one(url, client, format, patterns=patterns), urls))
 
 
 def _merged(parts: Iterable[Found], name: str) -> Found:
@@ -86,9 +87,9 @@ def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool
             if stat.size or _is_local(url) or not _listed_if_allowed(url, client):
                 return Found((stat,))
             # an empty object beside a folder of the same name is that folder's marker
-    if patterns and _BRACES.search(url):
-        found = _each(list(expand_braces(url)), client, format)
-        return _merged(found, url)
+    choices = list(expand_braces(url)) if patterns else [url]
+    if choices != [url]:
+        return _merged(_each(choices, client, format, patterns=True), url)
     if patterns and _MAGIC.search(url):
         return _by_pattern(url, client)
     try:
@@ -157,9 +158,7 @@ def _first_there(urls: Sequence[str], client: Client) -> ObjectStat:
 
 def _by_pattern(pattern: str, client: Client) -> Found:
     if _is_local(pattern):
-        from cachefs.objstore.url import parse_url
-
-        pattern = str(parse_url(pattern).key)
+        pattern = parse_url(pattern).key
     magic = _MAGIC.search(pattern)
     assert magic is not None  # the caller saw it
     folder = pattern[: pattern.rfind("/", 0, magic.start()) + 1]
@@ -176,7 +175,7 @@ def _by_pattern(pattern: str, client: Client) -> Found:
         item
         for item in listed
         if matches(item.url)
-        and (not _basename(item.url).startswith(".") or _basename(pattern).startswith("."))
+        and (not _hidden(item.url, folder) or _basename(pattern).startswith("."))
         and (not _beside(item.url) or suffix in SIDE_SUFFIXES)
     )
     if not stats:
@@ -241,7 +240,7 @@ def _basename(url: str) -> str:
 
 def _hidden(url: str, folder: str) -> bool:
     """Whether a part of the path below ``folder`` starts with a dot, or the name is a marker of Hadoop's tools."""
-    base = folder.rstrip("/") + "/"
+    base = (parse_url(folder).key if _is_local(folder) else folder).rstrip("/") + "/"
     below = url[len(base) :] if url.startswith(base) else _basename(url)
     name = _basename(url)
     return any(part.startswith(".") for part in below.split("/")) or name == "_SUCCESS" or name.endswith("_$folder$")
