@@ -89,6 +89,7 @@ def test_a_job_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> N
 
 @pytest.mark.chaos
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_job_that_is_killed_thirty_times_loses_nothing(tmp_path: Path) -> None:
     root = tmp_path / "store"
     kill_again_and_again(str(root), {}, open_storage(root), times=30, seed=2)
@@ -105,6 +106,7 @@ def test_a_job_on_s3_that_is_killed_again_and_again_loses_nothing(seaweed: Seawe
 
 @pytest.mark.chaos
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.s3
 def test_a_job_on_s3_that_is_killed_thirty_times_loses_nothing(seaweed: SeaweedServer) -> None:
     bucket = seaweed.make_bucket("ckpt.kill")

@@ -101,6 +101,7 @@ def test_a_reader_does_not_mistake_a_zombies_late_step_for_the_newest() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_zombie_is_never_acknowledged_nor_picked_with_more_changes_of_turn() -> None:
     explore(zombie_and_successor, 3, at_end)
     explore(with_reader(zombie_and_successor), 2, at_end)
