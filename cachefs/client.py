@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from . import protocol
+from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
 from .connection import Connection
 from .local import LocalShard, list_folder, read_file, stat_file
@@ -46,8 +47,9 @@ class Client:
     connects anew. Errors are those of :mod:`cachefs.errors`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
+        self._clock = clock
         self._current: Session | None = None
 
     def open(
@@ -155,7 +157,7 @@ class Client:
         if session is None or session.pid != os.getpid():
             if session is not None:
                 session.abandon()
-            session = self._current = Session(self.settings)
+            session = self._current = Session(self.settings, self._clock)
         return session
 
     def _evict(self, request: protocol.Evict) -> Evicted:

@@ -6,10 +6,10 @@ import array
 import os
 import socket
 import struct
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .clock import SYSTEM_CLOCK, Clock
 from .errors import DaemonUnavailable, Denied, ProtocolMismatch
 from .protocol import (
     VERSIONS,
@@ -37,6 +37,10 @@ class Lost(Exception):
     """The daemon went away: a closed or broken socket. Never reaches a user; a session asks again."""
 
 
+class NotAnswered(DaemonUnavailable):
+    """The daemon is there, and silent for longer than it may be."""
+
+
 class Connection:
     """A connected socket, used by one thread at a time."""
 
@@ -47,7 +51,7 @@ class Connection:
         """Every reply was read to its end, so that another request may be sent; otherwise only ``close`` is left."""
 
     def send(self, request: Request, *, timeout: float) -> None:
-        """Raises :class:`Lost`, ``DaemonUnavailable`` when the daemon reads nothing for ``timeout`` seconds."""
+        """Raises :class:`Lost`, :class:`NotAnswered` when the daemon reads nothing for ``timeout`` seconds."""
         frame = encode(request)
         self.settled = False
         self._sock.settimeout(timeout)
@@ -62,7 +66,7 @@ class Connection:
     def receive(self, *, timeout: float) -> tuple[Reply, list[int]]:
         """The next reply and the descriptors that came with it, owned by the caller.
 
-        Raises the daemon's error for :class:`Failed`, :class:`Lost`, and ``DaemonUnavailable`` when nothing arrives
+        Raises the daemon's error for :class:`Failed`, :class:`Lost`, and :class:`NotAnswered` when nothing arrives
         for ``timeout`` seconds.
         """
         fds: list[int] = []
@@ -127,7 +131,9 @@ _FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * struct.calcsize("i")) if hasattr(socket
 _FD_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-def connect_socket(path: Path, hello: Hello, *, timeout: float) -> tuple[Connection, Welcome]:
+def connect_socket(
+    path: Path, hello: Hello, *, timeout: float, clock: Clock = SYSTEM_CLOCK
+) -> tuple[Connection, Welcome]:
     """Connect and agree on a protocol version.
 
     Raises :class:`Lost` where nobody listens, :class:`Denied` where the listener
@@ -135,7 +141,7 @@ def connect_socket(path: Path, hello: Hello, *, timeout: float) -> tuple[Connect
     """
     if not hasattr(socket, "AF_UNIX"):
         raise DaemonUnavailable("this platform has no Unix sockets", url=str(path))
-    deadline = time.monotonic() + timeout
+    deadline = clock.monotonic() + timeout
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)
@@ -149,8 +155,8 @@ def connect_socket(path: Path, hello: Hello, *, timeout: float) -> tuple[Connect
             raise Lost from e
         _check_owner(sock, path)
         connection = Connection(sock)
-        connection.send(hello, timeout=max(0.001, deadline - time.monotonic()))
-        welcome, _ = connection.receive(timeout=max(0.001, deadline - time.monotonic()))
+        connection.send(hello, timeout=max(0.001, deadline - clock.monotonic()))
+        welcome, _ = connection.receive(timeout=max(0.001, deadline - clock.monotonic()))
         if not isinstance(welcome, Welcome) or welcome.version not in VERSIONS:
             raise ProtocolMismatch("the daemon answers in another protocol", url=str(path), hint="cachefs stop")
     except BaseException:
@@ -179,5 +185,5 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     return fds.tolist()
 
 
-def _silent(timeout: float) -> DaemonUnavailable:
-    return DaemonUnavailable(f"the daemon has not answered for {timeout:.0f} s", hint="see daemon.log in its cache dir")
+def _silent(timeout: float) -> NotAnswered:
+    return NotAnswered(f"the daemon has not answered for {timeout:g} s", hint="see daemon.log in its cache dir")

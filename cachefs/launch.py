@@ -12,13 +12,13 @@ import os
 import selectors
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import msgspec
 
+from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
 from .errors import ConfigError, DaemonUnavailable, NearflashError
 from .protocol import Failed
@@ -36,7 +36,7 @@ class Started(msgspec.Struct, frozen=True):
     failed: Failed | None = None
 
 
-def start_daemon(settings: Settings, *, timeout: float) -> Started:
+def start_daemon(settings: Settings, *, timeout: float, clock: Clock = SYSTEM_CLOCK) -> Started:
     """Start a detached daemon and wait until it serves, or finds that another one does.
 
     Raises the error that keeps it from starting, or :class:`DaemonUnavailable` after ``timeout`` seconds.
@@ -59,9 +59,9 @@ def start_daemon(settings: Settings, *, timeout: float) -> Started:
         )
         os.close(writer)
         writer = -1
-        deadline = time.monotonic() + timeout
-        report = _read_report(reader, deadline)
-        _reap(process, max(1.0, deadline - time.monotonic()))
+        deadline = clock.monotonic() + timeout
+        report = _read_report(reader, deadline, clock)
+        _reap(process, max(1.0, deadline - clock.monotonic()))
     finally:
         os.close(reader)
         if writer >= 0:
@@ -105,10 +105,11 @@ def make_runtime_dir(folder: Path) -> None:
     """Make the socket's folder (0700), or check that it is this user's: another could listen in it in our place."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = folder.stat(follow_symlinks=True)
+        infos = (folder.lstat(), folder.stat())
     except OSError as e:
         raise ConfigError(f"cannot be used for the daemon's socket: {e.strerror}", url=str(folder), hint=_PLACE) from e
-    if hasattr(os, "geteuid") and (info.st_uid not in (os.geteuid(), 0) or info.st_mode & 0o022):
+    ours = not hasattr(os, "geteuid") or all(info.st_uid in (os.geteuid(), 0) for info in infos)
+    if not ours or (os.name == "posix" and infos[1].st_mode & 0o022):
         what = "the folder of the daemon's socket belongs to or can be changed by other users"
         raise ConfigError(what, url=str(folder), hint=_PLACE)
 
@@ -117,7 +118,7 @@ _PLACE = "set NEARFLASH_SOCKET to a path in a folder of your own, mode 0700"
 
 
 @contextlib.contextmanager
-def crowd_lock(settings: Settings) -> Iterator[None]:
+def crowd_lock(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
     """Only one client of a node starts the daemon; the others wait here, for a bounded time, and then find it.
 
     A courtesy that saves starts, not a guard: correctness rests on the daemon's own lock. The kernel drops the lock
@@ -130,26 +131,26 @@ def crowd_lock(settings: Settings) -> Iterator[None]:
         return
     make_runtime_dir(settings.socket.parent)
     with open(f"{settings.socket}.start", "ab") as file:
-        deadline = time.monotonic() + _CROWD_WAIT
-        while time.monotonic() < deadline:
+        deadline = clock.monotonic() + _CROWD_WAIT
+        while clock.monotonic() < deadline:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(0.01)
+                clock.sleep(0.01)
         try:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile shares the open file and would keep the lock
 
 
-def _read_report(reader: int, deadline: float) -> Started | None:
+def _read_report(reader: int, deadline: float, clock: Clock) -> Started | None:
     """What the daemon wrote until it closed the pipe (nothing readable: no pid); ``None`` if not by the deadline."""
     data = b""
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
         while True:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
+            if not selector.select(max(0.0, deadline - clock.monotonic())):
                 return None
             part = os.read(reader, 65536)
             if not part:

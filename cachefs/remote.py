@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import protocol
 from .bitmap import BitmapReader
-from .connection import Connection
+from .connection import Connection, NotAnswered
 from .errors import CacheError, CacheFull, DeadlineExceeded, DiskFault, NearflashError
 from .maps import private_map
 from .passthrough import PassThrough
-from .session import Session
+from .session import REPLY_MARGIN, Session
 from .shard import Shard
 
 _WINDOW = 5.0
@@ -109,7 +108,7 @@ class RemoteShard(Shard):
         self._check_open()
         source = self._source
         if not source.has(start, end):
-            watch = Watch(self._args, time.monotonic())
+            watch = Watch(self._args, self._session().clock.monotonic())
             while not (source := self._source).has(start, end):
                 if isinstance(source, PassThrough):
                     source.ensure(start, end)
@@ -126,13 +125,13 @@ class RemoteShard(Shard):
         seconds = watch.window()
         request = protocol.Wait(source.lease, first, -(-end // source.chunk_size), seconds)
         try:
-            reply, _ = source.session.call(request, timeout=seconds)
+            reply, _ = source.session.call(request, timeout=seconds + REPLY_MARGIN)
         except (CacheFull, DiskFault) as e:
             self._pass_through(e)
             return
         if not isinstance(reply, protocol.Waited):
             raise unexpected(reply)
-        watch.note(reply.present, time.monotonic())
+        watch.note(reply.present, source.session.clock.monotonic())
         if not reply.known or (reply.done and not source.has(start, end)):
             self._open()
 
@@ -140,7 +139,12 @@ class RemoteShard(Shard):
         """Ask the daemon for the object; what was opened before stays readable until the shard is closed."""
         session = self._session()
         args = self._args
-        reply, fds = session.call(protocol.Open(args.url, args.version, args.size), timeout=args.deadline)
+        try:
+            reply, fds = session.call(protocol.Open(args.url, args.version, args.size), timeout=args.deadline)
+        except NotAnswered as e:
+            if args.deadline is None:
+                raise
+            raise DeadlineExceeded(f"not open after {args.deadline:g} s", url=args.url) from e
         try:
             if not isinstance(reply, protocol.Opened):
                 raise unexpected(reply)

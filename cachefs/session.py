@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
 from . import protocol
+from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
 from .connection import Connection, Lost, connect_socket
 from .errors import DaemonUnavailable
@@ -26,7 +26,7 @@ _ATTEMPTS = 5
 as crashing on it."""
 _STARTS = 3
 """A daemon that dies while it starts (a kill, not an error of its own, which it reports) is started this often."""
-_REPLY_MARGIN = 30.0
+REPLY_MARGIN = 30.0
 """Seconds beyond the daemon's own deadline after which it counts as hung."""
 
 T = TypeVar("T")
@@ -35,9 +35,10 @@ T = TypeVar("T")
 class Session:
     """Belongs to the process that made it (``pid``); a forked child makes its own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.pid = os.getpid()
         self.ident = secrets.token_hex(16)
+        self.clock = clock
         self._settings = settings
         self._hello = protocol.Hello(protocol.VERSIONS, self.ident, self.pid, settings.origin)
         self._lock = threading.Lock()
@@ -54,15 +55,19 @@ class Session:
         return first
 
     def call(self, request: protocol.Request, *, timeout: float | None = None) -> tuple[protocol.Reply, list[int]]:
-        """One request, one reply. ``timeout`` is how long the daemon may rightly take (default: request_deadline)."""
+        """One request, one reply; the descriptors that come with it are the caller's.
+
+        ``timeout`` is how long the daemon may be silent before it counts as hung (default: its own deadline for
+        requests to the origin, and a margin). Raises :class:`NotAnswered` then, and what the daemon answers.
+        """
         return self.exchange(request, lambda connection, seconds: connection.receive(timeout=seconds), timeout=timeout)
 
     def exchange(
         self, request: protocol.Request, receive: Callable[[Connection, float], T], *, timeout: float | None = None
     ) -> T:
         """Send a request and let ``receive(connection, seconds)`` read all of its reply; again if the daemon dies."""
-        seconds = (self._settings.request_deadline if timeout is None else timeout) + _REPLY_MARGIN
-        began, tries = time.monotonic(), 0
+        seconds = self._settings.request_deadline + REPLY_MARGIN if timeout is None else timeout
+        began, tries = self.clock.monotonic(), 0
         while True:
             tries += 1
             connection = self._checkout()
@@ -72,7 +77,7 @@ class Session:
                 return receive(connection, seconds)
             except Lost as e:
                 self.drop_connections()
-                if tries >= _ATTEMPTS and time.monotonic() - began >= self._settings.connect_timeout:
+                if tries >= _ATTEMPTS and self.clock.monotonic() - began >= self._settings.connect_timeout:
                     what = f"the daemon went away {tries} times during one request"
                     raise DaemonUnavailable(what, url=str(self._settings.cache_dir), hint="see its daemon.log") from e
             finally:
@@ -121,7 +126,7 @@ class Session:
             except IndexError:
                 break
         if leases:
-            connection.send(protocol.Release(leases), timeout=_REPLY_MARGIN)
+            connection.send(protocol.Release(leases), timeout=REPLY_MARGIN)
 
     def _checkout(self) -> Connection:
         with self._lock:
@@ -138,7 +143,7 @@ class Session:
 
     def _connect(self) -> Connection:
         """A new connection; starts the daemon if nobody listens and settings allow it."""
-        deadline = time.monotonic() + self._settings.connect_timeout
+        deadline = self.clock.monotonic() + self._settings.connect_timeout
         connection = self._try_connect(deadline)
         if connection is not None:
             return connection
@@ -146,29 +151,29 @@ class Session:
             hint = f"start it: cachefs daemon --cache-dir {self._settings.cache_dir}"
             raise DaemonUnavailable("no daemon answers", url=str(self._settings.socket), hint=hint)
         pause, starts = 0.01, 0
-        with crowd_lock(self._settings):
-            while time.monotonic() < deadline:
+        with crowd_lock(self._settings, self.clock):
+            while self.clock.monotonic() < deadline:
                 connection = self._try_connect(deadline)
                 if connection is not None:
                     return connection
                 starts += 1
                 try:
-                    start_daemon(self._settings, timeout=max(0.1, deadline - time.monotonic()))
+                    start_daemon(self._settings, timeout=max(0.1, deadline - self.clock.monotonic()), clock=self.clock)
                 except DaemonUnavailable:
                     if starts >= _STARTS:
                         raise
                 connection = self._try_connect(deadline)
                 if connection is not None:
                     return connection
-                time.sleep(pause)  # the one that holds the cache directory is about to serve, or to end
+                self.clock.sleep(pause)  # the one that holds the cache directory is about to serve, or to end
                 pause = min(1.0, pause * 2)
         what = f"no daemon could be reached within {self._settings.connect_timeout:.0f} s"
         raise DaemonUnavailable(what, url=str(self._settings.socket), hint="see daemon.log in the cache directory")
 
     def _try_connect(self, deadline: float) -> Connection | None:
         try:
-            timeout = max(0.1, deadline - time.monotonic())
-            connection, _ = connect_socket(self._settings.socket, self._hello, timeout=timeout)
+            timeout = max(0.1, deadline - self.clock.monotonic())
+            connection, _ = connect_socket(self._settings.socket, self._hello, timeout=timeout, clock=self.clock)
         except Lost:
             return None
         return connection

@@ -8,8 +8,9 @@ import enum
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import aiofiles
 import msgspec
@@ -118,16 +119,17 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
         ready(e)
         await engine.close()
         raise
-    async with asyncio.TaskGroup() as group:
-        writing = group.create_task(log.run())
-        working = [
-            group.create_task(prefetcher.run()),
-            group.create_task(_listen(place, settings.socket, control, clock)),
-        ]
-        await _write_state(settings, log)
-        log.record("started", pid=os.getpid(), socket=str(settings.socket))
-        ready(None)
+    writing = asyncio.create_task(log.run())
+    working = [
+        asyncio.create_task(_essential("prefetch", prefetcher.run(), log, stop)),
+        asyncio.create_task(_essential("listen", _listen(place, settings.socket, control, clock), log, stop)),
+    ]
+    await _write_state(settings, log)
+    log.record("started", pid=os.getpid(), socket=str(settings.socket))
+    ready(None)
+    try:
         log.record("stopping", reason=await _until_over(stop, settings, engine, prefetcher, control, clock))
+    finally:
         end = threading.Timer(STOP_SECONDS, os._exit, (1,))
         end.daemon = True
         end.start()
@@ -140,6 +142,15 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
         log.close()
         await writing
         end.cancel()
+
+
+async def _essential(name: str, work: Coroutine[Any, Any, None], log: Log, stop: asyncio.Event) -> None:
+    """Work that the daemon cannot do without: if it fails, the daemon stops in order, and a client starts another."""
+    try:
+        await work
+    except Exception as e:  # noqa: BLE001 - whatever it is, leases and files are given back before the end
+        log.record("defect", where=name, error=f"{type(e).__name__}: {e}")
+        stop.set()
 
 
 async def _listen(place: ListeningSocket, path: Path, control: ControlServer, clock: Clock) -> None:

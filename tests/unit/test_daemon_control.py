@@ -18,9 +18,9 @@ import pytest
 from cachefs import protocol
 from cachefs.client import Client, connect
 from cachefs.connection import Connection, connect_socket
-from cachefs.errors import CacheError, DaemonUnavailable, ProtocolMismatch
+from cachefs.errors import CacheError, DaemonUnavailable, DeadlineExceeded, ProtocolMismatch
 from cachefs.testing.enginebox import CHUNK, ORIGIN
-from cachefs.testing.scripted import ScriptedStore
+from cachefs.testing.scripted import Call, ScriptedStore
 from cachefs.testing.served import Served, served
 
 
@@ -266,6 +266,16 @@ def test_no_secret_in_log_stats_or_state(tmp_path: Path) -> None:
     for path in (tmp_path / "cache").rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path
+
+
+def test_the_deadline_of_an_open_holds_even_when_the_daemon_is_busy(server: Served) -> None:
+    def slow(call: Call) -> None:
+        if call.kind == "head":
+            time.sleep(1.0)  # the whole loop stands still, as under heavy load
+
+    server.store.before = slow
+    with connect(server.settings) as client, pytest.raises(DeadlineExceeded, match=r"k: not open after 0\.2 s"):
+        client.open("s3://bucket/k", deadline=0.2)
 
 
 def test_without_daemon_and_without_autostart_the_error_says_how(tmp_path: Path) -> None:
