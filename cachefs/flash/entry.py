@@ -259,7 +259,7 @@ class Entry:
         ops, slot = self._parts.ops, self._slot
         for _ in range(_RENAMES):
             try:
-                fd = ops.open(slot.file, dir_fd=self._parts.layout.fd(slot.place))
+                fd = ops.open_for_reader(slot.file, dir_fd=self._parts.layout.fd(slot.place))
             except FileNotFoundError:
                 continue
             except OSError as e:

@@ -54,6 +54,10 @@ class FileOps:
     def open(self, name: str, *, dir_fd: int, write: bool = False) -> int:
         return os.open(name, (os.O_RDWR if write else os.O_RDONLY) | _NOFOLLOW | _CLOEXEC, dir_fd=dir_fd)
 
+    def open_for_reader(self, name: str, *, dir_fd: int) -> int:
+        """A read-only descriptor that is handed out: whoever gets it closes it."""
+        return os.open(name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, dir_fd=dir_fd)
+
     def duplicate(self, fd: int) -> int:
         """Another descriptor of the same open file."""
         return os.dup(fd)

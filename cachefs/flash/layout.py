@@ -111,6 +111,11 @@ class Layout:
         own = sum(self._ops.disk_bytes(fd) for fd in self._fds.values())
         return own + 2 * self._ops.block_bytes(self.tree_fd)  # one block each for marker and lock
 
+    def check_reachable(self) -> None:
+        """Raise :class:`DiskFault` unless the path leads to a tree with our id (perhaps mounted anew)."""
+        with self._by_path():
+            pass
+
     def check_present(self) -> None:
         """Raise :class:`DiskFault` unless the path still leads to this very tree.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import CacheFull, DeadlineExceeded
+from ..errors import CacheFull, DeadlineExceeded, DiskFault
 from .chunkfile import ChunkFile, Donor, read_header
 from .entry import Entry
 from .health import FULL
 from .index import Slot, live_slot
 from .layout import Place, data_name, meta_name
 from .parts import Parts
-from .quota import most_bytes
+from .quota import least_bytes, most_bytes
 from .sidecar import Damaged, EntryKey, Foreign, Header, make_header
 from .space import Space
 
@@ -54,7 +54,7 @@ class Lifecycle:
         self._require_free_name(key)
         self._space.reserve(need, size, key.url)
         try:
-            file = self._make_files(header, raw, need)
+            file = self._make_files(header, raw)
         except BaseException:
             with index.lock:
                 index.ledger.allocated(need)
@@ -154,7 +154,7 @@ class Lifecycle:
                 donor.close()
                 raise
 
-    def _make_files(self, header: Header, raw: bytes, need: int) -> ChunkFile:
+    def _make_files(self, header: Header, raw: bytes) -> ChunkFile:
         parts, name = self._parts, header.key.name
         dir_fd = parts.layout.fd(Place.FILLING)
         try:
@@ -162,7 +162,9 @@ class Lifecycle:
                 return ChunkFile.create(parts.ops, dir_fd, name, header, raw)
             except OSError as e:
                 # The disk may be fuller than it says (a user's disk quota, another program's writes).
-                if e.errno not in FULL or not self._space.make_room(need):
+                if e.errno not in FULL:
+                    raise
+                if not self._space.make_room(least_bytes(header.size, header.file_bytes, self._block)):
                     raise
                 return ChunkFile.create(parts.ops, dir_fd, name, header, raw)
         except OSError as e:
@@ -170,8 +172,15 @@ class Lifecycle:
             raise parts.health.note(e, path, f"making an entry of {header.size} bytes") from e
 
     def _require_free_name(self, key: EntryKey) -> None:
-        """Clear leftovers of our own off the entry's names; :class:`CacheFull` if somebody else's file is there."""
+        """Clear leftovers of our own off the entry's names.
+
+        Raises :class:`CacheFull` if somebody else's file is there, :class:`DiskFault` if the directory has vanished.
+        """
         parts, name = self._parts, key.name
+        try:
+            parts.layout.check_present()
+        except DiskFault as e:
+            raise parts.health.note(e, parts.layout.path, "looking for it") from e
         with parts.index.lock:
             self._space.locked_clear(name)
         for place in (Place.ENTRIES, Place.FILLING):

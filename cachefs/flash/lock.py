@@ -116,7 +116,10 @@ def _open(cache_dir: Path, ops: FileOps) -> tuple[int, bool]:
         except OSError as e:
             if e.errno not in _READ_ONLY:
                 raise
-            return ops.open(LOCK, dir_fd=top), False
+            try:
+                return ops.open(LOCK, dir_fd=top), False
+            except FileNotFoundError:
+                raise e from None
     except OSError as e:
         if e.errno in {errno.ELOOP, errno.EISDIR}:
             raise _foreign(cache_dir) from e

@@ -40,6 +40,11 @@ def most_bytes(size: int, sidecar: int, n_chunks: int, block: int) -> int:
     return round_up(size, block) + round_up(sidecar, block) + (1 + extents + _DIRECTORY_BLOCKS) * block
 
 
+def least_bytes(size: int, sidecar: int, block: int) -> int:
+    """The disk space that an entry of ``size`` bytes takes at least."""
+    return round_up(size, block) + round_up(sidecar, block)
+
+
 def shortfall(need: int, *, used: int, quota: int, available: int, pending: int, floor: int) -> int:
     """How many bytes must come free before ``need`` more may be taken; 0 or less if they may now.
 

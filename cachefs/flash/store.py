@@ -249,6 +249,7 @@ class FlashStore:
             self._space.shrink()
 
     def _probe(self) -> None:
+        self._parts.layout.check_reachable()
         try:
             self._dir_lock.renew()
         except CacheError as e:

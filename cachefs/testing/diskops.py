@@ -54,6 +54,10 @@ class WatchedOps(FileOps):
         self.before("open_write" if write else "open", name)
         return self._opened(super().open(name, dir_fd=dir_fd, write=write))
 
+    def open_for_reader(self, name: str, *, dir_fd: int) -> int:
+        self.before("open", name)
+        return super().open_for_reader(name, dir_fd=dir_fd)
+
     def duplicate(self, fd: int) -> int:
         self.before("duplicate", "")
         return self._opened(super().duplicate(fd))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,8 @@ class Reader:
     def __init__(self, entry: Entry) -> None:
         data_fd, bits_fd = entry.reader_fds()
         try:
+            st = os.fstat(data_fd)
+            self.inode, self.disk_bytes = st.st_ino, st.st_blocks * 512
             self.map = (
                 mmap.mmap(data_fd, entry.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
                 if entry.size
@@ -90,16 +93,22 @@ class Reader:
         self.bits.close()
 
 
-def disk_usage(folder: Path) -> int:
-    """Bytes of disk that ``folder`` takes, like ``du -s``. Files that vanish while it looks count as gone."""
+def disk_usage(folder: Path, readers: Iterable[Reader] = ()) -> int:
+    """Bytes of disk that ``folder`` takes, like ``du -s``, and what ``readers`` hold of files already removed from it.
+
+    Files that vanish while it looks count as gone.
+    """
+    held = {reader.inode: reader.disk_bytes for reader in readers if reader.map is not None}
     total = os.lstat(folder).st_blocks * 512
     for base, folders, files in os.walk(folder):
         for name in (*folders, *files):
             try:
-                total += os.lstat(os.path.join(base, name)).st_blocks * 512
+                st = os.lstat(os.path.join(base, name))
             except FileNotFoundError:
                 continue
-    return total
+            total += st.st_blocks * 512
+            held.pop(st.st_ino, None)
+    return total + sum(held.values())
 
 
 def files_of(folder: Path, entry: Entry) -> dict[str, Path]:
