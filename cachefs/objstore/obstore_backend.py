@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import obstore
 
-from ..errors import Changed, NotFound, StoreError
+from ..errors import Changed, NotFound, StoreError, Unavailable
 from .abc import Listing, ObjectMeta, ObjectStore
 from .buffers import as_pieces, check_range, check_version
 from .multipart import Parts
+from .native import RUNTIME
 from .obstore_errors import OBSTORE_ERRORS, refusal_of
 from .replies import error_for
 from .tasks import all_of, cancel_all
@@ -214,6 +215,12 @@ class ObstoreStore(ObjectStore):
 
     async def _clients(self) -> Clients:
         if self._connected is None:
+            if not RUNTIME.start():
+                raise Unavailable(
+                    "obstore does not work in a process that was forked from one that used it",
+                    url=self.url,
+                    hint="start worker processes with spawn or forkserver",
+                )
             self._connected = await asyncio.to_thread(self._connect)
         return self._connected
 

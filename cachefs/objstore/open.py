@@ -10,6 +10,7 @@ from .abc import ObjectStore
 from .backoff import RetryPolicy
 from .credentials import CredentialSource
 from .limiter import Limiter
+from .native import RUNTIME
 from .presets import resolve
 from .retry import RetryingStore
 from .route import RoutedStore, is_plain, is_plain_file, is_plain_url
@@ -50,11 +51,14 @@ def open_store(
 def open_backend(url: ObjectUrl, origin: Origin, policy: RetryPolicy) -> ObjectStore:
     """The backend that ``origin.backend`` names, without the retry policy.
 
-    ``"auto"``: obstore, and for what it cannot do exactly (:mod:`.route`) s3fs or fsspec.
+    ``"auto"``: obstore, and for what it cannot do exactly (:mod:`.route`) s3fs or fsspec. In a process forked from one
+    that used obstore, s3fs or fsspec for everything (:mod:`.native`).
     """
     backend = origin.backend.lower()
     if backend not in _BACKENDS:
         raise ConfigError(f"no backend {origin.backend!r}", hint=f"one of {', '.join(_BACKENDS)}")
+    if backend == "auto" and not RUNTIME.usable and url.scheme != "memory":
+        backend = "fsspec"
     if url.scheme in _S3:
         return _open_s3(url, origin, policy, backend)
     if backend == "fsspec" or (backend == "auto" and url.scheme not in _NATIVE):

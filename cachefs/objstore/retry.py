@@ -90,7 +90,7 @@ class RetryingStore(ObjectStore):
         def shrink(failure: Failure) -> None:
             nonlocal step
             if failure.tries > 1 and not isinstance(failure.error, Throttled):
-                step = max(min(step, _LEAST_STEP), step // 2)
+                step = max(min(step, _LEAST_STEP), (step + 1) // 2)
 
         def next_piece() -> Awaitable[Buffer]:
             return self._inner.get_range(key, at, min(at + step, end), version=version)

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Corrupt, NotFound, StoreError
+from ..errors import Corrupt, NotFound, PreconditionFailed, StoreError, Unavailable
 from .abc import Listing, ObjectMeta, ObjectStore
 from .backoff import RetryPolicy
 from .buffers import as_pieces, check_range, check_version, parse_content_range
@@ -111,7 +111,12 @@ class S3fsStore(ObjectStore):
         try:
             reply = await client.put_object(Bucket=self._bucket, Key=key, Body=body, **condition)
         except S3FS_ERRORS as e:
-            raise self._error(e, "put", key) from e
+            error = self._error(e, "put", key)
+            if isinstance(error, PreconditionFailed) and await self._holds(client, key, body):
+                # aiohttp repeats a PUT whose connection broke before the reply: what the condition met may be what
+                # the first one wrote.
+                raise Unavailable("there is this very content already", url=error.url) from e
+            raise error from e
         return _meta(key, reply, len(body))
 
     async def put_multipart(self, key: str, parts: AsyncIterator[Buffer], *, concurrency: int = 4) -> ObjectMeta:
@@ -181,6 +186,14 @@ class S3fsStore(ObjectStore):
             error = self._error(e, "delete", key)
             if not isinstance(error, NotFound):
                 raise error from e
+
+    async def _holds(self, client: Any, key: str, data: bytes) -> bool:
+        try:
+            reply = await client.get_object(Bucket=self._bucket, Key=key)
+            async with reply["Body"] as body:
+                return bool(reply["ContentLength"] == len(data) and await body.read() == data)
+        except S3FS_ERRORS as e:
+            raise self._error(e, "get", key) from e
 
     async def _client(self) -> Any:
         async with self._connecting:
