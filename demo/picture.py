@@ -48,23 +48,13 @@ def draw(curves: Curves, path: Path) -> None:
 
 def _losses(axes: Any, c: Curves) -> None:
     killed = len(c.first)
-    axes.axvspan(c.resumed_from + 0.5, killed + 0.5, color=ORANGE, alpha=0.13, lw=0)
-    axes.plot(range(1, len(c.reference) + 1), c.reference, color=PALE, lw=5, label="uninterrupted run")
-    axes.plot(range(1, killed + 1), c.first, color=ORANGE, lw=1.2, label=f"until SIGKILL, after step {killed}")
     resumed = range(c.resumed_from + 1, c.resumed_from + len(c.second) + 1)
-    axes.plot(resumed, c.second, color=BLUE, lw=1.2, label=f"started again, from step {c.resumed_from}")
-    axes.axvline(killed + 0.5, color=ORANGE, lw=1.2, ls=(0, (4, 2)))
+    axes.plot(range(1, len(c.reference) + 1), c.reference, color=PALE, lw=5, label="uninterrupted run")
+    axes.plot(range(1, killed + 1), c.first, color=ORANGE, lw=1.3, label=f"first attempt, until step {killed}")
+    axes.axvline(killed + 0.5, color=ORANGE, lw=1.3, ls=(0, (4, 2)), label="SIGKILL to the job and the node daemon")
+    axes.plot(resumed, c.second, color=BLUE, lw=1.3, label=f"started again, from step {c.resumed_from}")
+    axes.axvspan(c.resumed_from + 0.5, killed + 0.5, color=ORANGE, alpha=0.15, lw=0, label="steps done twice")
     axes.axvline(c.steps_per_epoch + 0.5, color=GREY, lw=0.8, ls=":")
-    top = axes.get_ylim()[1]
-    axes.annotate(
-        "job and daemon killed\n(shaded: steps done again)",
-        (killed + 0.5, top),
-        xytext=(6, -2),
-        textcoords="offset points",
-        va="top",
-        color=ORANGE,
-        fontsize=9,
-    )
     axes.annotate(
         "epoch 2",
         (c.steps_per_epoch + 0.5, axes.get_ylim()[0]),
@@ -76,7 +66,7 @@ def _losses(axes: Any, c: Curves) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per byte, mean of both ranks)", xlim=(0, len(c.reference) + 1))
     verdict = "bit-identical to the uninterrupted run" if c.identical else "NOT identical to the uninterrupted run"
     axes.set_title(f"Killed without warning and resumed: {verdict}", loc="left", fontsize=11)
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(frameon=False, loc="upper right", fontsize=9)
 
 
 def _origin(axes: Any, c: Curves) -> None:
@@ -102,4 +92,4 @@ def _origin(axes: Any, c: Curves) -> None:
     axes.set_xticks(range(len(c.bytes_killed)), [f"epoch {i + 1}" for i in range(len(c.bytes_killed))])
     axes.set(ylabel="MB", ylim=(0, most / 1e6 * 1.25), xlim=(-0.55, 1.55))
     axes.set_title("Shard bytes that left the origin", loc="left", fontsize=11)
-    axes.legend(frameon=False, loc="upper right", fontsize=9, bbox_to_anchor=(1, 0.72))
+    axes.legend(frameon=False, loc="center right", fontsize=9, handlelength=1)

@@ -6,6 +6,7 @@ import ast
 import bisect
 import itertools
 import sysconfig
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +45,16 @@ def stdlib_documents(root: Path | None = None) -> list[Document]:
 def docstrings(source: bytes) -> Iterator[str]:
     """The documentation strings of a module, its classes and functions, each under the name it documents."""
     try:
-        tree = ast.parse(source)
+        module = ast.parse(source)
     except (SyntaxError, ValueError):  # the library carries a few files that are broken on purpose
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield f"{getattr(node, 'name', 'module')}\n{text}"
+    inside: deque[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef] = deque([module])
+    while inside:
+        node = inside.popleft()
+        text = ast.get_docstring(node)
+        if text:
+            yield f"{getattr(node, 'name', 'module')}\n{text}"
+        inside += (n for n in node.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def windows(documents: Sequence[Document], count: int, length: int) -> list[Document]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from demo.plan import FORMATS, FULL, SMALL, Plan
 from demo.shards import make_shards, mds_header, write_mds, write_tar, write_tokens
 from demo.text import Document, docstrings, stdlib_documents, windows
+from loader import formats, open_shard
 
 SAMPLES = [Document("a.py@0", b"first"), Document("b.py@7", "zweites é".encode())]
 
@@ -91,20 +92,43 @@ def test_tokens_are_one_uint16_a_byte() -> None:
     assert np.frombuffer(data, "<u2").tolist() == list(SAMPLES[0].text + SAMPLES[1].text)
 
 
-def test_shards_of_all_formats_hold_the_same_number_of_samples(tmp_path: Path) -> None:
-    plan = replace(SMALL, samples=32, shards=2, length=64, batch_size=1, save_every=2, kill_at=3)
-    files = make_shards(tmp_path, plan)
+TINY = replace(SMALL, samples=32, shards=2, length=64, batch_size=1, save_every=2, kill_at=3)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    make_shards(folder, TINY)
+    return folder
+
+
+def test_shards_of_all_formats_hold_the_same_number_of_samples(made: Path) -> None:
+    files = make_shards(made, TINY)
     shards = [f for f in files if f.is_shard]
     assert [sum(f.key.startswith(name) for f in shards) for name in FORMATS] == [2, 2, 2]
     assert all(f.size == f.path.stat().st_size for f in files)
-    index = json.loads((tmp_path / "mds" / "index.json").read_text())
+    index = json.loads((made / "mds" / "index.json").read_text())
     assert [(s["samples"], s["raw_data"]["bytes"]) for s in index["shards"]] == [
         (16, f.size) for f in shards if f.key.startswith("mds")
     ]
     assert sum(f.size for f in shards if f.key.startswith("tokens")) == 32 * 64 * 2
-    first = (tmp_path / "made.json").stat().st_mtime_ns
-    assert make_shards(tmp_path, plan) == files
-    assert (tmp_path / "made.json").stat().st_mtime_ns == first, "made again although nothing changed"
+
+
+def test_shards_are_made_again_only_if_the_plan_changed(made: Path) -> None:
+    stamp = (made / "made.json").stat().st_mtime_ns
+    make_shards(made, replace(TINY, crop=3))
+    assert (made / "made.json").stat().st_mtime_ns == stamp, "what is trained on is not what is written"
+
+
+def test_the_loader_reads_what_the_demo_wrote(made: Path) -> None:
+    tar = open_shard(made / "wds" / "text-00000.tar")
+    mds = open_shard(made / "mds" / "shard.00001.mds")
+    tokens = open_shard(made / "tokens" / "train-00001.bin", format=formats.Tokens(length=64))
+    assert len(tar) == len(mds) == len(tokens) == 16
+    assert len(tar[15]["txt"].tobytes().decode()) <= 64 == len(tar[15]["txt"])
+    assert json.loads(tar[15]["json"].tobytes())["bytes"] == 64
+    assert len(mds[0]["text"]) == 64 and "@" in mds[0]["origin"]
+    assert len(tokens[3]["tokens"]) == 64 and tokens[3]["tokens"].max() < 256
 
 
 @pytest.mark.parametrize("plan", [FULL, SMALL])
