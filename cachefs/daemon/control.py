@@ -20,7 +20,7 @@ from .engine import Engine
 from .log import Log
 from .prefetch import Prefetcher, Wish
 from .sessions import Session, Sessions
-from .wire import Wire
+from .wire import ClientGone, Wire
 
 _HELLO_SECONDS = 10.0
 _SEND_SECONDS = 60.0
@@ -101,8 +101,10 @@ class ControlServer:
                 session = await self._greet(wire)
             while session is not None:
                 await self._answer(wire, session, await wire.receive())
-        except OSError as e:  # TimeoutError included
-            self._log.record("client_lost", error=f"{type(e).__name__}: {e}")
+        except ClientGone as e:
+            self._log.record("client_lost", error=str(e))
+        except TimeoutError:
+            self._log.record("client_lost", error=f"no hello within {_HELLO_SECONDS:g} s")
         finally:
             wire.close()
             if session is not None:
@@ -141,8 +143,8 @@ class ControlServer:
             await self._dispatch(wire, session, request)
         except NearflashError as e:
             await wire.send(protocol.Failed.of(e))
-        except OSError:
-            raise  # the client is gone
+        except ClientGone:
+            raise
         except Exception as e:  # noqa: BLE001 - a defect met by one request must reach its client, and no other
             text = f"{type(e).__name__}: {e}"
             self._log.record("defect", where=type(request).__name__, error=text)

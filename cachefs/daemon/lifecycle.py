@@ -35,6 +35,7 @@ from .stores import StoreOpener
 STATE_NAME = "daemon.json"
 STOP_SECONDS = 10.0
 """From the order to stop until the process ends, however slow the disk or the origin is."""
+_BUSY_SECONDS = 3.0
 _TICK = 0.5
 _TIDY_INTERVAL = 2.0
 _RACE_PAUSE = 0.02
@@ -219,7 +220,7 @@ def _raise_descriptor_limit() -> None:
 
 async def _open_disk(disk: Disk, clock: Clock) -> None:
     """Open the store. A daemon that was killed a moment ago may be about to lose its lock: that is waited for."""
-    deadline = clock.monotonic() + STOP_SECONDS
+    deadline = clock.monotonic() + _BUSY_SECONDS
     while True:
         try:
             await disk.open()

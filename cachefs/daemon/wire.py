@@ -9,7 +9,8 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import CacheError
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 _RECEIVE = 256 * 1024
 _MOST_WAITING = 64
 """Requests of one client that are read ahead; beyond that its socket is left full."""
+
+
+class ClientGone(Exception):
+    """A reply could not be sent: the client closed the connection, died, or does not read. Its connection ends."""
 
 
 class Wire:
@@ -39,6 +44,7 @@ class Wire:
         self._waiting: asyncio.Future[None] | None = None
         self._reading = True
         self._open = True
+        self._ended = False
         self._pidfd = _pidfd(sock)
         self._loop.add_reader(sock, self._readable)
         if self._pidfd >= 0:
@@ -55,7 +61,7 @@ class Wire:
             self._waiting = self._loop.create_future()
             await self._waiting
         request = self._requests.popleft()
-        if not self._reading and self._open and len(self._requests) < _MOST_WAITING:
+        if not self._reading and not self._ended and len(self._requests) < _MOST_WAITING:
             self._reading = True
             self._loop.add_reader(self._sock, self._readable)
         return request
@@ -63,34 +69,47 @@ class Wire:
     async def send(self, reply: Reply, fds: Sequence[int] = ()) -> None:
         """Send one reply with descriptors (which stay the caller's).
 
-        Raises ``OSError`` if the client is gone, ``TimeoutError`` if it does not read for the send timeout.
+        Raises :class:`ClientGone`, also if the client does not read for the send timeout.
         """
         data = memoryview(encode(reply))
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         sent = self._send_now(data, ancillary)
         if sent < len(data):
-            async with asyncio.timeout(self._send_timeout):
+            async with self._patience():
                 while not sent:
                     await self._writable()
                     sent = self._send_now(data, ancillary)
                 await self._loop.sock_sendall(self._sock, data[sent:])  # the descriptors went with the first byte
+
+    async def send_raw(self, data: Buffer) -> None:
+        """Send bytes outside any frame; errors as :meth:`send`."""
+        async with self._patience():
+            await self._loop.sock_sendall(self._sock, memoryview(data))
 
     def _send_now(self, data: memoryview, ancillary: list[tuple[int, int, array.array[int]]]) -> int:
         try:
             return self._sock.sendmsg([data], ancillary)
         except BlockingIOError:
             return 0
+        except OSError as e:
+            raise ClientGone(str(e)) from e
 
-    async def send_raw(self, data: Buffer) -> None:
-        """Send bytes outside any frame; errors as :meth:`send`."""
-        async with asyncio.timeout(self._send_timeout):
-            await self._loop.sock_sendall(self._sock, memoryview(data))
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._send_timeout):
+                yield
+        except TimeoutError as e:
+            raise ClientGone(f"it has read nothing for {self._send_timeout:g} s") from e
+        except OSError as e:
+            raise ClientGone(str(e)) from e
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         if not self._open:
             return
         self._open = False
+        self._ended = True
         self._loop.remove_reader(self._sock)
         self._sock.close()
         if self._pidfd >= 0:
@@ -132,7 +151,8 @@ class Wire:
         self._gone("")  # its socket may live on in a child that inherited it
 
     def _gone(self, why: str) -> None:
-        if self._open:
+        if not self._ended:
+            self._ended = True
             self._loop.remove_reader(self._sock)
             if self._pidfd >= 0:
                 self._loop.remove_reader(self._pidfd)
