@@ -47,6 +47,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._frames = FrameBuffer()
+        self._timeout: float | None = None
         self.settled = True
         """Every reply was read to its end, so that another request may be sent; otherwise only ``close`` is left."""
 
@@ -54,7 +55,7 @@ class Connection:
         """Raises :class:`Lost`, :class:`NotAnswered` when the daemon reads nothing for ``timeout`` seconds."""
         frame = encode(request)
         self.settled = False
-        self._sock.settimeout(timeout)
+        self._bound(timeout)
         try:
             self._sock.sendall(frame)
         except TimeoutError as e:
@@ -81,7 +82,7 @@ class Connection:
         return reply, fds
 
     def _receive(self, fds: list[int], timeout: float) -> Reply:
-        self._sock.settimeout(timeout)
+        self._bound(timeout)
         while (body := self._frames.next_frame()) is None:
             try:
                 data, ancillary, _, _ = self._sock.recvmsg(_RECEIVE, _FD_SPACE, _FD_FLAGS)
@@ -102,7 +103,7 @@ class Connection:
         head = self._frames.take_raw(len(target))
         got = len(head)
         target[:got] = head
-        self._sock.settimeout(timeout)
+        self._bound(timeout)
         while got < len(target):
             try:
                 count = self._sock.recv_into(target[got:])
@@ -117,6 +118,11 @@ class Connection:
 
     def close(self) -> None:
         self._sock.close()
+
+    def _bound(self, timeout: float) -> None:
+        if timeout != self._timeout:  # each change is a system call
+            self._sock.settimeout(timeout)
+            self._timeout = timeout
 
     def __enter__(self) -> Self:
         return self
