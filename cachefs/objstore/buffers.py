@@ -20,6 +20,15 @@ def as_pieces(data: Buffer | Sequence[Buffer]) -> list[memoryview]:
     return [view.cast("B") if view.nbytes else view for view in views if view.nbytes]
 
 
+def match_tag(version: ObjectMeta | None) -> str | None:
+    """The ETag to send as If-Match so that a reply is of this version; ``None`` where that cannot be done.
+
+    A weak tag (``W/"..."``) never matches (RFC 9110, 13.1.1): then only the reply's own fields can be compared.
+    """
+    etag = version.etag if version is not None else None
+    return None if etag is None or etag.startswith("W/") else etag
+
+
 def check_version(got: ObjectMeta, wanted: ObjectMeta, *, url: str) -> None:
     """Raise :class:`Changed` unless a reply's object is the version that was asked for.
 

@@ -18,7 +18,7 @@ import obstore
 
 from ..errors import Changed, NotFound, StoreError, Unavailable
 from .abc import Listing, ObjectMeta, ObjectStore
-from .buffers import as_pieces, check_range, check_version
+from .buffers import as_pieces, check_range, check_version, match_tag
 from .multipart import Parts
 from .native import RUNTIME
 from .obstore_errors import OBSTORE_ERRORS, refusal_of
@@ -98,8 +98,8 @@ class ObstoreStore(ObjectStore):
             return b""
         clients = await self._clients()
         options: GetOptions = {"range": (start, end)}
-        if version is not None and version.etag is not None:
-            options["if_match"] = version.etag
+        if (tag := match_tag(version)) is not None:
+            options["if_match"] = tag
         try:
             reply = await obstore.get_async(clients.read, self._path(key), options=options)
             data = await reply.bytes_async()

@@ -20,7 +20,7 @@ from .presets import Access, resolve
 from .replies import shorten
 from .url import ObjectUrl
 
-SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "file", "memory"})
+SCHEMES = frozenset({"s3", "s3a", "gs", "az", "http", "https", "file", "memory"})
 
 _CONNECT_SECONDS = 5
 
@@ -33,11 +33,13 @@ def open_obstore(url: ObjectUrl, origin: Origin, policy: RetryPolicy, source: Cr
     match url.scheme:
         case "s3" | "s3a":
             return _open_s3(url, resolve(origin, url.bucket), policy, source)
-        case "gs" | "gcs":
+        case "gs":
             options = _if_set(skip_signature=origin.anonymous or None)
             return _open_cloud(url, obstore_stores.GCSStore, options, policy)
-        case "az" | "abfs" | "abfss":
-            options = _if_set(skip_signature=origin.anonymous or None, endpoint=origin.endpoint)
+        case "az":
+            # An origin's endpoint is that of S3 (AWS_ENDPOINT_URL) unless it says otherwise.
+            endpoint = origin.endpoint if origin.preset == "azure" else None
+            options = _if_set(skip_signature=origin.anonymous or None, endpoint=endpoint)
             return _open_cloud(url, obstore_stores.AzureStore, options, policy)
         case "http" | "https":
             return _open_http(url, policy)

@@ -17,7 +17,7 @@ from .route import RoutedStore, is_plain, is_plain_file, is_plain_url
 from .url import ObjectUrl, parse_url
 
 _S3 = frozenset({"s3", "s3a"})
-_NATIVE = frozenset({"gs", "gcs", "az", "abfs", "abfss", "http", "https", "file", "memory"})
+_NATIVE = frozenset({"gs", "az", "http", "https", "file", "memory"})
 _BACKENDS = ("auto", "obstore", "fsspec")
 
 

@@ -20,7 +20,7 @@ from .buffers import as_pieces
 from .limiter import Limiter
 from .multipart import watched_upload
 from .replies import CredentialsExpired
-from .tasks import within
+from .tasks import all_of, within
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -102,6 +102,13 @@ class RetryingStore(ObjectStore):
             pieces.append(piece)
             at += size
         return pieces[0] if len(pieces) == 1 else _joined(pieces, end - start)
+
+    async def get_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], *, version: ObjectMeta | None = None
+    ) -> list[Buffer]:
+        """Several ranges of one version, as many at a time as the bucket may get requests."""
+        work = [partial(self.get_range, key, start, end, version=version) for start, end in ranges]
+        return await all_of(work, at_once=self._policy.parallel)
 
     async def get(self, key: str) -> tuple[ObjectMeta, Buffer]:
         meta, data = await self._run(_Request("get", key, "origin_gets"), lambda: self._inner.get(key))

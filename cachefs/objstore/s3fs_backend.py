@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Corrupt, NotFound, PreconditionFailed, StoreError, Unavailable
 from .abc import Listing, ObjectMeta, ObjectStore
 from .backoff import RetryPolicy
-from .buffers import as_pieces, check_range, check_version, parse_content_range
+from .buffers import as_pieces, check_range, check_version, match_tag, parse_content_range
 from .credentials import CredentialSource
 from .multipart import upload_parts
 from .presets import Access
@@ -56,7 +56,8 @@ class S3fsStore(ObjectStore):
         if start == end:
             return b""
         client = await self._client()
-        condition = {"IfMatch": version.etag} if version is not None and version.etag is not None else {}
+        tag = match_tag(version)
+        condition = {"IfMatch": tag} if tag is not None else {}
         url = self._url_of(key)
         try:
             reply = await client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes={start}-{end - 1}", **condition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +35,14 @@ class MotoServer:
     def make_bucket(self, name: str) -> str:
         """Make a bucket, if there is none of this name yet, and return its name."""
         return make_bucket(self._client, name)
+
+    def make_public(self, bucket: str) -> None:
+        """Let anybody read and list a bucket without signing requests."""
+        arn = f"arn:aws:s3:::{bucket}"
+        allow = {"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": [arn, f"{arn}/*"]}
+        self._client.put_bucket_policy(
+            Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [allow]})
+        )
 
     def __enter__(self) -> Self:
         from moto.server import ThreadedMotoServer

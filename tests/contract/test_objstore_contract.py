@@ -128,11 +128,13 @@ class TestMoto(_OnMoto):
     pass
 
 
+@pytest.mark.slow  # moto takes more time than all stores; what is special about it is in TestMoto
 class TestMotoObstoreAlone(_OnMoto):
     backend = "obstore"
     keeps_odd_keys = False
     refuses_odd_keys = True
 
 
+@pytest.mark.slow
 class TestMotoS3fs(_OnMoto):
     backend = "fsspec"

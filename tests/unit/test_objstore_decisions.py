@@ -24,7 +24,7 @@ from cachefs.errors import (
 )
 from cachefs.objstore.abc import ObjectMeta
 from cachefs.objstore.backoff import Failure, RetryPolicy, attempt_limit, backoff, next_pause
-from cachefs.objstore.buffers import as_pieces, check_range, check_version, parse_content_range
+from cachefs.objstore.buffers import as_pieces, check_range, check_version, match_tag, parse_content_range
 from cachefs.objstore.limiter import Window
 from cachefs.objstore.presets import PRESETS, resolve
 from cachefs.objstore.replies import CredentialsExpired, Refusal, error_for
@@ -257,6 +257,12 @@ def test_versions_are_compared_by_what_both_sides_know() -> None:
     ):
         with pytest.raises(Changed):
             check_version(other, old, url="u")
+
+
+def test_only_a_strong_tag_can_be_matched() -> None:
+    assert match_tag(ObjectMeta("k", 1, etag='"a"')) == '"a"'
+    assert match_tag(ObjectMeta("k", 1, etag='W/"a"')) is None
+    assert match_tag(ObjectMeta("k", 1)) is None and match_tag(None) is None
 
 
 def test_ranges_are_checked() -> None:
