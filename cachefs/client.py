@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import protocol
 from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
 from .connection import Connection
+from .errors import Changed
 from .local import LocalShard, list_folder, read_file, stat_file
 from .objstore.url import parse_url
 from .protocol import EntryInfo, Evicted
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["Client", "EntryInfo", "Evicted", "ObjectStat", "Shard", "connect"]
 
 _READ_PIECE = 4 << 20
+_READ_TRIES = 3
+"""An object that is replaced while it is read is read anew this often."""
+
+Page = TypeVar("Page", protocol.StatPage, protocol.EntryPage)
 
 
 def connect(settings: Settings | None = None, **overrides: Any) -> Client:
@@ -63,9 +68,9 @@ class Client:
         """Open one object and start fetching it if this node lacks it. Does not wait for bytes.
 
         ``version`` and ``size`` as a listing gave them save the request that asks the origin; an object that has
-        moved on is ``Changed``. ``deadline`` (seconds) bounds this call and each later wait of the shard; without it
-        a wait ends with ``DeadlineExceeded`` once nothing arrived for ``settings.request_deadline``. Local paths and
-        ``file://`` are mapped in place.
+        moved on is ``Changed``. Without them the version is what the origin said at most 10 s ago. ``deadline``
+        (seconds) bounds this call and each later wait of the shard; without it a wait ends with ``DeadlineExceeded``
+        once nothing arrived for ``settings.request_deadline``. Local paths and ``file://`` are mapped in place.
         """
         target = parse_url(url)
         if target.is_local:
@@ -84,7 +89,8 @@ class Client:
         target = parse_url(url)
         if target.is_local:
             return list_folder(target.key, delimiter=delimiter)
-        return self._session().exchange(protocol.List(str(target), delimiter, cached), _receive_stats)
+        pages = self._session().exchange(protocol.List(str(target), delimiter, cached), _pages(protocol.StatPage))
+        return [item for page in pages for item in page.items]
 
     def stat(self, url: str | os.PathLike[str]) -> ObjectStat:
         """Size, version and cached bytes of one object, as the origin has it now."""
@@ -101,14 +107,14 @@ class Client:
         target = parse_url(url)
         if target.is_local:
             return read_file(target.key)
-        found = self.stat(url)
-        data = bytearray(found.size)
-        memory = memoryview(data)
-        for start in range(0, found.size, _READ_PIECE):
-            end = min(start + _READ_PIECE, found.size)
-            request = protocol.Fetch(found.url, found.version, found.size, start, end)
-            fetch_into(self._session(), request, memory[start:end])
-        return bytes(data)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._read_once(str(target))
+            except Changed:
+                if tries == _READ_TRIES:
+                    raise
 
     def prefetch(self, urls: Iterable[str | ObjectStat]) -> None:
         """Ask for objects ahead of time, in this order; returns at once. Local paths are left alone."""
@@ -118,7 +124,8 @@ class Client:
 
     def entries(self) -> builtins.list[EntryInfo]:
         """All objects in the node's cache."""
-        return self._session().exchange(protocol.Entries(), _receive_entries)
+        pages = self._session().exchange(protocol.Entries(), _pages(protocol.EntryPage))
+        return [item for page in pages for item in page.items]
 
     def evict(self, urls: Iterable[str | os.PathLike[str]] | None) -> Evicted:
         """Drop every version of these URLs (``None``: of everything) that nobody has open. Local files are left alone.
@@ -160,6 +167,16 @@ class Client:
             session = self._current = Session(self.settings, self._clock)
         return session
 
+    def _read_once(self, url: str) -> bytes:
+        found = self.stat(url)
+        data = bytearray(found.size)
+        memory = memoryview(data)
+        for start in range(0, found.size, _READ_PIECE):
+            end = min(start + _READ_PIECE, found.size)
+            request = protocol.Fetch(found.url, found.version, found.size, start, end)
+            fetch_into(self._session(), request, memory[start:end])
+        return bytes(data)
+
     def _evict(self, request: protocol.Evict) -> Evicted:
         reply, _ = self._session().call(request)
         if not isinstance(reply, Evicted):
@@ -189,23 +206,17 @@ def _item(item: str | os.PathLike[str] | ObjectStat) -> protocol.Item | None:
     return None if target.is_local else protocol.Item(str(target), version, size)
 
 
-def _receive_stats(connection: Connection, seconds: float) -> list[ObjectStat]:
-    items: list[ObjectStat] = []
-    while True:
-        reply, _ = connection.receive(timeout=seconds)
-        if not isinstance(reply, protocol.StatPage):
-            raise unexpected(reply)
-        items += reply.items
-        if reply.last:
-            return items
+def _pages(kind: type[Page]) -> Callable[[Connection, float], list[Page]]:
+    """Reads a reply of several pages to its end."""
 
+    def receive(connection: Connection, seconds: float) -> list[Page]:
+        pages: list[Page] = []
+        while True:
+            reply, _ = connection.receive(timeout=seconds)
+            if not isinstance(reply, kind):
+                raise unexpected(reply)
+            pages.append(reply)
+            if reply.last:
+                return pages
 
-def _receive_entries(connection: Connection, seconds: float) -> list[EntryInfo]:
-    items: list[EntryInfo] = []
-    while True:
-        reply, _ = connection.receive(timeout=seconds)
-        if not isinstance(reply, protocol.EntryPage):
-            raise unexpected(reply)
-        items += reply.items
-        if reply.last:
-            return items
+    return receive

@@ -10,27 +10,22 @@ import mmap
 import sys
 from typing import Any
 
+from .errors import NearflashError
+
 _EXTRA: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def private_map(fd: int, size: int) -> memoryview:
-    """Map ``size`` bytes of ``fd`` copy-on-write; the descriptor may be closed afterwards.
+    """Map ``size`` bytes of ``fd`` copy-on-write; the descriptor may be closed afterwards, not before.
 
     The file must hold at least ``size`` bytes and must never be truncated while the view lives (else SIGBUS on
     access). No swap is reserved for pages that nobody writes to.
     """
+    if fd < 0:
+        raise NearflashError("the shard is closed")  # mmap would take -1 for a wish for zeros
     if size == 0:
         return memoryview(bytearray())
     if not hasattr(mmap, "MAP_PRIVATE"):
         return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
     return memoryview(mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE, **_EXTRA))
-
-
-def anonymous(size: int) -> memoryview:
-    """``size`` zero bytes of private memory, page-aligned, given back to the system with the last view."""
-    if size == 0:
-        return memoryview(bytearray())
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return memoryview(mmap.mmap(-1, size))
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

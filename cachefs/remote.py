@@ -156,6 +156,10 @@ class RemoteShard(Shard):
                 raise CacheError(f"the daemon sent {len(fds)} descriptors instead of 2", url=args.url)
             source = Attachment(session, reply, fds[0], BitmapReader(fds[1]))
             fds.pop(0)
+        except BaseException:
+            if isinstance(reply, protocol.Opened) and reply.lease:
+                session.give_back(reply.lease)
+            raise
         finally:
             for fd in fds:
                 os.close(fd)

@@ -81,7 +81,7 @@ class Shard(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back lease and descriptors. Idempotent."""
+        """Give back lease and descriptors. Idempotent; not while another thread is inside a call of this shard."""
 
     def check_range(self, start: int, end: int) -> None:
         """Raise :class:`ConfigError` unless ``0 <= start <= end <= size``."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cachefs.config import Origin, Settings
 from cachefs.connection import Lost
-from cachefs.errors import CacheError, ConfigError, DaemonUnavailable, DeadlineExceeded
+from cachefs.errors import CacheError, ConfigError, DaemonUnavailable, DeadlineExceeded, NearflashError
 from cachefs.launch import crowd_lock, daemon_environment, make_runtime_dir, start_daemon
 from cachefs.maps import private_map
 from cachefs.passthrough import PassThrough
@@ -92,6 +92,11 @@ def test_a_failed_fetch_is_tried_again() -> None:
     memory.ensure(0, 10)
     assert os.pread(memory.fd, 10, 0) == b"y" * 10
     memory.close()
+
+
+def test_a_closed_descriptor_never_becomes_a_map_of_zeros() -> None:
+    with pytest.raises(NearflashError, match="closed"):
+        private_map(-1, 10)
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------

@@ -268,6 +268,16 @@ def test_no_secret_in_log_stats_or_state(tmp_path: Path) -> None:
             assert secret.encode() not in path.read_bytes(), path
 
 
+def test_a_read_of_an_object_that_is_replaced_meanwhile_gives_the_new_one_whole(server: Served) -> None:
+    def replace_it(call: Call) -> None:
+        if call.kind == "get" and server.store.objects["small"] == b"hello":
+            server.store.objects["small"] = b"goodbye"
+
+    server.store.before = replace_it
+    with connect(server.settings) as client:
+        assert client.read("s3://bucket/small") == b"goodbye"
+
+
 def test_the_deadline_of_an_open_holds_even_when_the_daemon_is_busy(server: Served) -> None:
     def slow(call: Call) -> None:
         if call.kind == "head":
