@@ -17,9 +17,10 @@ from torch import nn
 from cachefs.errors import CheckpointMismatch
 
 from .catalog import Catalog, Stored
-from .leaves import Sharded, View, fault_of, is_dtensor, numpy_dtype_of, torch_dtype, view_of
+from .leaves import Sharded, View, fault_of, numpy_dtype_of, torch_dtype, view_of
+from .optimizers import Place, optimizer_template
 from .plan import shortened
-from .stateful import Stateful, module_entries, owns_storage
+from .stateful import is_stateful, module_entries, owns_storage
 from .structure import (
     ARRAY,
     DICT,
@@ -95,8 +96,8 @@ class Binder:
         if isinstance(template, nn.Module):
             return self._bind_module(node, template, path)
         if isinstance(template, torch.optim.Optimizer):
-            return self._bind_whole(node, template, path, _optimizer_template(template))
-        if isinstance(template, Stateful):
+            return self._bind_whole(node, template, path, optimizer_template(template))
+        if is_stateful(template):
             return self._bind_whole(node, template, path, ABSENT)
         inside = children(node, path)
         if inside is not None:
@@ -197,8 +198,9 @@ class Binder:
         stored = self._catalog.find(node[tag_of(node)], self._rank)
         if stored.owner is not None and stored.owner != self._rank:
             self.taken_over.append(path)
-        if isinstance(template, _Like):
-            template = template.make(stored)
+        if isinstance(template, Place):
+            place = template.make(stored.dtype, stored.shape)
+            template = ABSENT if place is None else place
         if not isinstance(template, (torch.Tensor, np.ndarray, Sharded)):
             if template is not ABSENT and _holds_memory(template):
                 self._faults.append(f"{path!r} was saved as a tensor, not as {type(template).__name__}")
@@ -241,38 +243,6 @@ class Binder:
         return self._selected(child.name) or any(self._selected(name) for name in tensor_names(child.node))
 
 
-class _Like:
-    """A place in an optimizer's state that does not exist yet: sharded as its parameter where it has its shape."""
-
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self.parameter = parameter
-
-    def make(self, stored: Stored) -> Any:
-        dtype = torch_dtype(stored.dtype)
-        if is_dtensor(self.parameter) and tuple(self.parameter.shape) == stored.shape and dtype is not None:
-            return torch.zeros_like(self.parameter, dtype=dtype, requires_grad=False)
-        return ABSENT
-
-
-class _LikeDict(dict[Any, Any]):
-    """A parameter's state in which every key has a place."""
-
-    def __init__(self, parameter: torch.Tensor, known: dict[Any, Any]) -> None:
-        super().__init__(known)
-        self._parameter = parameter
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self[key] if key in self else _Like(self._parameter)
-
-
-def _optimizer_template(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state as something to fill, with places for what it has not made yet."""
-    state = optimizer.state_dict()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    places = {i: _LikeDict(p, state["state"].get(i, {})) for i, p in enumerate(parameters)}
-    return {"state": places}
-
-
 def _load_module(module: nn.Module, values: dict[str, Any], path: str) -> None:
     try:
         module.load_state_dict(values, strict=False)
@@ -289,7 +259,7 @@ def _hand_over(target: Any, values: Any, path: str) -> None:
 
 def _holds_memory(template: Any) -> bool:
     """Whether a template has tensors or objects that the caller expects to be filled."""
-    if isinstance(template, (torch.Tensor, np.ndarray, Sharded, Stateful)):
+    if isinstance(template, (torch.Tensor, np.ndarray, Sharded)) or is_stateful(template):
         return True
     values: Iterable[Any] = ()
     if isinstance(template, dict):

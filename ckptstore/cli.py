@@ -123,11 +123,11 @@ def ls(url: str, everything: bool, as_json: bool, **origin: Any) -> None:
 def show(url: str, step: int | None, as_json: bool, **origin: Any) -> None:
     """Show a step's tensors and values, without reading tensor data."""
     from .catalog import read_catalog
-    from .copying import find_source
+    from .choose import named_or_newest
     from .inspect import describe
 
     with _open(url, origin) as storage:
-        catalog = read_catalog(storage, find_source(storage, step))
+        catalog = read_catalog(storage, named_or_newest(storage, step))
     found = describe(catalog)
     if as_json:
         click.echo(json.dumps(found))
@@ -156,7 +156,7 @@ def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: b
     """Check a step byte by byte, and name what is damaged."""
     from cachefs.progress import byte_bar
 
-    from .copying import find_source
+    from .choose import named_or_newest
     from .timeline import read_timeline
     from .verify import verify_step
 
@@ -164,7 +164,7 @@ def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: b
         raise click.UsageError("--all and --step exclude each other")
     rows = []
     with _open(url, origin) as storage:
-        newest = find_source(storage, step)
+        newest = named_or_newest(storage, step)
         refs = reversed(read_timeline(storage).live) if everything else [newest]
         for ref in refs:
             size = _row(storage, ref)["bytes"] or 0

@@ -19,6 +19,7 @@ from cachefs.objstore.url import parse_url
 
 from .boxes import Box
 from .catalog import Catalog, Stored, StoredChunk, read_catalog
+from .choose import named_or_newest
 from .claims import claim_generation
 from .commit import begin_step
 from .layout import GENERATIONS, TEMP_PREFIX, StepRef, part_name, segment_name
@@ -28,7 +29,6 @@ from .records import Bare, Piece, PlannedChunk
 from .segments import SEGMENT_BYTES, cut_segments, label, node_part, segment_layout
 from .storage import Storage, open_storage
 from .structure import NOTHING, Selector, children, prune, tensor_names
-from .timeline import not_found, read_timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -82,15 +82,6 @@ def open_target(path: str | os.PathLike[str]) -> Storage:
             hint="name a new folder",
         )
     return open_storage(parsed.key)
-
-
-def find_source(storage: Storage, step: int | None) -> StepRef:
-    """A given step, else the newest. Raises :class:`CheckpointNotFound` that lists what there is."""
-    timeline = read_timeline(storage)
-    for ref in timeline.live:
-        if step is None or ref.step == step:
-            return ref
-    raise not_found(storage, timeline, f"there is no step {step}" if step is not None else "there is no checkpoint")
 
 
 def select(catalog: Catalog, selected: Selector) -> Selection:
@@ -178,7 +169,7 @@ def restore(
 ) -> Copied:
     """Copy one step of ``source`` into a local folder. ``bar(total)`` gives a context with a function to advance."""
     with open_target(path) as target:
-        catalog = read_catalog(source, find_source(source, step))
+        catalog = read_catalog(source, named_or_newest(source, step))
         selection = select(catalog, Selector(only))
         with bar(selection.nbytes) as advance:
             return copy_step(source, catalog, selection, target, on_bytes=advance)

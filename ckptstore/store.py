@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cachefs.clock import SYSTEM_CLOCK, Clock
-from cachefs.config import job_environment
 from cachefs.errors import CheckpointError, ConfigError, NearflashError
 
-from .claims import Claim, claim_generation, default_attempt_id
+from .choose import Step, candidates, older_than
 from .layout import StepRef
-from .ranks import Meeting, Round, find_meeting
+from .ownership import Ownership
+from .ranks import Meeting, find_meeting
 from .restore import LoadOptions, load_step, load_together
+from .saver import Saver
 from .saving import Background, Save
-from .staging import Arena, Device, find_device, stage
+from .staging import Device, find_device
 from .storage import Storage, open_storage
 from .structure import Selector
-from .timeline import committed_steps, find_step, latest_ref, not_found, read_timeline
-from .tree import flatten
-from .upload import SaveJob, SaveOptions, Uploader
+from .timeline import committed_steps, latest_ref
+from .upload import SaveOptions, Uploader
 from .verify import Damage, verify_step
 
 if TYPE_CHECKING:
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from cachefs.config import Origin
 
 logger = logging.getLogger(__name__)
-
-Step = int | StepRef | Literal["latest"]
 
 
 @dataclass(frozen=True)
@@ -90,11 +86,11 @@ class CheckpointStore:
         self._storage = backing.storage or open_storage(url, origin)
         self._clock = backing.clock
         self._allow_pickle = allow_pickle
-        self._claims = _Claims(self._storage, attempt, backing.clock)
+        self._ownership = Ownership(self._storage, attempt, backing.clock)
         self._given_meeting = backing.meeting
         self._device = backing.device
         self._save_options = save_options or SaveOptions()
-        self._saver: _Saver | None = None
+        self._saver: Saver | None = None
         self._background = Background()
         self._loads = 0
         self._closed = False
@@ -129,9 +125,7 @@ class CheckpointStore:
             raise ConfigError(f"step {step!r} is not a whole number from 0 on")
         self.wait()
         may_differ = Selector(None if per_rank is True else () if per_rank is False else per_rank)
-        if self._saver is None:
-            self._saver = _Saver(self)
-        return self._saver.start(step, state, may_differ)
+        return self._open_saver().start(step, state, may_differ)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until no save is under way. Raises what the last one failed with, unless that was told already."""
@@ -187,7 +181,7 @@ class CheckpointStore:
     def verify(self, step: Step = "latest") -> list[Damage]:
         """Read a step's every byte; all that is wrong with it (nothing: an empty list)."""
         self._check_open()
-        return verify_step(self._storage, next(self._candidates(step)))
+        return verify_step(self._storage, next(candidates(self._storage, step)))
 
     def load(
         self,
@@ -212,10 +206,12 @@ class CheckpointStore:
         that names what does not fit (before anything is touched), :class:`CheckpointDamaged` that names tensor, file
         and byte (then the tensors of ``state`` are undefined).
         """
-        ref, loaded = self._load(lambda: self._candidates(step), state, only, strict, fallback=step == "latest")
+        ref, loaded = self._load(
+            lambda: candidates(self._storage, step), state, only, strict, fallback=step == "latest"
+        )
         if ref is None:  # cannot be: candidates raise instead
             raise CheckpointError("nothing was loaded", url=self.url)
-        self._claims.start_from(ref)
+        self._ownership.start_from(ref)
         return dict(loaded)
 
     def resume_or_init(self, state: dict[str, Any], *, strict: bool = True) -> dict[str, Any] | None:
@@ -224,18 +220,18 @@ class CheckpointStore:
         From here on no older run can commit anything that counts, so what is loaded is what stays.
         """
 
-        def candidates() -> Iterator[StepRef]:
-            resume = self._claims.get().resume
+        def resume_points() -> Iterator[StepRef]:
+            resume = self._ownership.claim().resume
             if resume is not None:
                 yield resume
-                yield from self._older_than(resume)
+                yield from older_than(self._storage, resume)
 
-        ref, loaded = self._load(candidates, state, None, strict, fallback=True)
+        ref, loaded = self._load(resume_points, state, None, strict, fallback=True)
         return None if ref is None else dict(loaded)
 
     def _load(
         self,
-        candidates: Callable[[], Iterator[StepRef]],
+        offered: Callable[[], Iterator[StepRef]],
         state: dict[str, Any] | None,
         only: str | Iterable[str] | None,
         strict: bool,
@@ -249,30 +245,24 @@ class CheckpointStore:
         return load_together(
             meeting,
             meeting.round(f"load/{self._loads}", self._timeouts.rank),
-            candidates,
+            offered,
             lambda ref: load_step(self._storage, ref, meeting.rank, state, options),
             fallback=fallback,
         )
 
-    def _candidates(self, step: Step) -> Iterator[StepRef]:
-        if isinstance(step, StepRef):
-            yield find_step(self._storage, step.step, step.generation)
-        elif step != "latest":
-            if isinstance(step, bool) or not isinstance(step, int):
-                raise ConfigError(f"step {step!r} is neither a number nor 'latest'")
-            yield find_step(self._storage, step)
-        else:
-            newest = latest_ref(self._storage)
-            if newest is None:
-                raise not_found(self._storage, read_timeline(self._storage), "there is no checkpoint")
-            yield newest
-            yield from self._older_than(newest)
-
-    def _older_than(self, ref: StepRef) -> Iterator[StepRef]:
-        live = committed_steps(self._storage)
-        for older in live[live.index(ref) + 1 :] if ref in live else ():
-            if not verify_step(self._storage, older, deep=False):
-                yield older
+    def _open_saver(self) -> Saver:
+        if self._saver is None:
+            uploader = Uploader(
+                self._storage,
+                self.meeting,
+                self._ownership.claim,
+                self._save_options,
+                self._timeouts.rank,
+                self._clock,
+            )
+            device = self._device or find_device()
+            self._saver = Saver(uploader, self.meeting, self._background, device, allow_pickle=self._allow_pickle)
+        return self._saver
 
     @property
     def meeting(self) -> Meeting:
@@ -284,66 +274,3 @@ class CheckpointStore:
     def _check_open(self) -> None:
         if self._closed:
             raise CheckpointError("the store is closed", url=self.url)
-
-
-class _Claims:
-    """This run's claim on the store: made once, when it is first needed. On the coordinator only."""
-
-    def __init__(self, storage: Storage, attempt: str | None, clock: Clock) -> None:
-        self._storage = storage
-        self._attempt = attempt
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._start: StepRef | Literal["latest"] = "latest"
-        self._claim: Claim | None = None
-
-    def start_from(self, ref: StepRef) -> None:
-        """What was loaded is what the claim, if it is still to be made, resumes from."""
-        self._start = ref
-
-    def get(self) -> Claim:
-        with self._lock:
-            if self._claim is None:
-                attempt = self._attempt or default_attempt_id(job_environment(), nonce=secrets.token_hex(4))
-                self._claim = claim_generation(self._storage, attempt, start=self._start, clock=self._clock)
-            return self._claim
-
-
-class _Saver:
-    """What saving needs: the staging memory, the uploader, and the names of conversations."""
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self._meeting = store.meeting
-        self._background = store._background
-        self._device = store._device or find_device()
-        self._arena = Arena(self._device)
-        self._allow_pickle = store._allow_pickle
-        self._tries: dict[int, int] = {}
-        self._uploader = Uploader(
-            store._storage, self._meeting, store._claims.get, store._save_options, store._timeouts.rank, store._clock
-        )
-
-    def start(self, step: int, state: dict[str, Any], may_differ: Selector) -> Save:
-        """Stage and start one save."""
-        # The step is in the conversation's name, so that ranks that are out of step (one was told of a failure that
-        # another was not) meet again at the next step that they both save.
-        tries = self._tries[step] = self._tries.get(step, 0) + 1
-        save = Save(step)
-        job = SaveJob(step, f"save/{step}/{tries}", may_differ, on_staged=save.staged.set)
-        try:
-            flat = flatten(state, allow_pickle=self._allow_pickle)
-            job.structure, job.own = flat.structure, flat.own
-            job.staged = stage(flat.leaves, self._arena, self._device)
-        except BaseException as e:
-            if self._meeting.world > 1:  # the others have begun this save: they must hear that it cannot succeed
-                job.failed = e
-                self._background.start(save, lambda: self._uploader.run(job), reported=True)
-            raise
-        self._background.start(save, lambda: self._uploader.run(job))
-        return save
-
-    def close(self, farewell: float) -> None:
-        self._arena.release()
-        last: Round | None = self._uploader.last_round
-        if last is not None and self._meeting.coordinator and self._meeting.world > 1:
-            last.settled(farewell)

@@ -23,7 +23,7 @@ from cachefs.errors import CheckpointError, CheckpointMismatch
 
 from .leaves import Leaf, Sharded, fault_of
 from .records import Rule
-from .stateful import Stateful, is_replicated, module_entries
+from .stateful import is_replicated, is_stateful, module_entries
 from .structure import ARRAY, DICT, SIZE, TENSOR, TUPLE, component, join
 
 MAX_DEPTH = 128
@@ -65,7 +65,7 @@ class _Flattener:
             return self._leaf(value, path, rule)
         if isinstance(value, np.generic):
             return {"$scalar": [_numpy_type(value, path), _base64(value.tobytes())]}
-        if kind in (dict, OrderedDict, list, tuple) or isinstance(value, Stateful):
+        if kind in (dict, OrderedDict, list, tuple) or is_stateful(value):
             if id(value) in self._open:
                 raise CheckpointMismatch(f"{path!r} contains itself")
             if len(self._open) >= MAX_DEPTH:

@@ -14,26 +14,25 @@ So a save succeeds on all ranks or fails on all, by one error or another, and no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cachefs.errors import CheckpointMismatch, RankFailed
+from cachefs.errors import RankFailed
 from cachefs.hashing import tensor_digest
 
 from .boxes import split
 from .commit import StepWriter, begin_step
+from .direct import Directed, direct
 from .dtypes import itemsize
-from .layout import StepRef, part_name, segment_name
-from .manifest import FileRef, PartRef, Root, encode_part, part_ref
+from .layout import StepRef, segment_name
+from .manifest import Root
 from .parallel import run_bounded
-from .plan import PER_RANK_HINT, conflict_text, plan_save, shortened
 from .ranks import EVERYBODY, leave
-from .records import Done, Failure, Go, Held, Orders, Piece, Report, SavePlan, failure_of
-from .segments import CHUNK_BYTES, SEGMENT_BYTES, node_part, segment_layout
-from .structure import merge
+from .records import Done, Failure, Go, Held, Orders, Piece, Report, failure_of
+from .segments import CHUNK_BYTES, SEGMENT_BYTES, segment_layout
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -116,7 +115,7 @@ class Uploader:
             self._tell_failure(conversation, "report", e)
             raise
         conversation.tell("report", _encode(report))
-        plan = self._direct(conversation, job) if self._meeting.coordinator else None
+        plan = self._give_orders(conversation, job) if self._meeting.coordinator else None
         go = _answer(conversation.read("orders", EVERYBODY))
         orders = msgspec.msgpack.decode(conversation.read("order", self._meeting.rank), type=Orders)
         writer: StepWriter | None = None
@@ -153,11 +152,19 @@ class Uploader:
         meeting = self._meeting
         return Report(meeting.rank, meeting.node, job.step, job.structure, tuple(held), job.own)
 
-    def _direct(self, conversation: Round, job: SaveJob) -> _Directed:
+    def _give_orders(self, conversation: Round, job: SaveJob) -> Directed:
         """The coordinator's first half: hear the reports, plan, tell everybody what to write."""
         try:
             reports = _hear(conversation, "report", Report | Failure, job.step)
-            directed = _direct(reports, job, self._claim(), self._options)
+            claim = self._claim()
+            directed = direct(
+                reports,
+                Go(claim.generation, claim.attempt),
+                step=job.step,
+                may_differ=job.may_differ,
+                chunk_bytes=self._options.chunk_bytes,
+                segment_bytes=self._options.segment_bytes,
+            )
             for rank, orders in enumerate(directed.orders):
                 conversation.say("order", rank, _encode(orders))
         except BaseException as e:
@@ -185,7 +192,7 @@ class Uploader:
             file, content = orders.part
             writer.write(file, [content])
 
-    def _commit(self, conversation: Round, writer: StepWriter, go: Go, plan: _Directed, step: int) -> None:
+    def _commit(self, conversation: Round, writer: StepWriter, go: Go, plan: Directed, step: int) -> None:
         """The coordinator's second half: hear that all is written, commit, tell everybody."""
         try:
             _hear(conversation, "done", Done | Failure, step)
@@ -234,64 +241,6 @@ class Uploader:
     def _abort(self, writer: StepWriter | None, *, manifest_sent: bool) -> None:
         for problem in writer.abort(manifest_sent=manifest_sent) if writer is not None else ():
             logger.warning("left behind by a failed save, and no checkpoint: %s", problem)
-
-
-@dataclass(frozen=True)
-class _Directed:
-    go: Go
-    orders: tuple[Orders, ...]
-    parts: tuple[PartRef, ...]
-    files: tuple[FileRef, ...]
-    tensors: int
-
-
-def _direct(reports: Sequence[Report], job: SaveJob, claim: Claim, options: SaveOptions) -> _Directed:
-    """From all reports to everybody's orders. Pure but for the claim, which the caller made."""
-    own = tuple({name for report in reports for name in report.own})
-
-    def may_differ(name: str) -> bool:
-        return job.may_differ(name) or name in own or name.startswith(tuple(f"{o}/" for o in own))
-
-    structure = joined_structure(reports, may_differ)
-    plan = plan_save(reports, chunk_bytes=options.chunk_bytes, segment_bytes=options.segment_bytes, per_rank=may_differ)
-    nodes: dict[str, list[int]] = {}
-    for report in reports:
-        nodes.setdefault(report.node, []).append(report.rank)
-    orders = [Orders(segments) for segments in plan.segments]
-    parts: list[PartRef] = []
-    files: list[FileRef] = []
-    for number, ranks in enumerate(nodes.values()):
-        part = node_part(
-            claim.attempt,
-            number,
-            job.step,
-            {rank: plan.segments[rank] for rank in ranks},
-            plan.bare if number == 0 else (),
-            {"state": msgspec.Raw(structure)} if number == 0 else None,
-        )
-        file, content = part_name(claim.attempt, number), encode_part(part)
-        parts.append(part_ref(file, content))
-        files.extend(part.files)
-        orders[ranks[0]] = Orders(plan.segments[ranks[0]], (file, content))
-    go = Go(claim.generation, claim.attempt)
-    return _Directed(go, tuple(orders), tuple(parts), tuple(files), _count(plan))
-
-
-def joined_structure(reports: Sequence[Report], may_differ: Callable[[str], bool]) -> bytes:
-    """The structures of all ranks as one. Raises :class:`CheckpointMismatch` where values differ without leave."""
-    groups: dict[bytes, tuple[int, ...]] = {}
-    for report in reports:
-        groups[report.structure] = (*groups.get(report.structure, ()), report.rank)
-    if len(groups) == 1:
-        return reports[0].structure
-    merged = merge([(ranks, msgspec.json.decode(text)) for text, ranks in groups.items()], may_differ)
-    if merged.conflicts:
-        raise CheckpointMismatch(shortened([conflict_text(c) for c in merged.conflicts]), hint=PER_RANK_HINT)
-    return msgspec.json.encode(merged.node)
-
-
-def _count(plan: SavePlan) -> int:
-    return len({p.name for rank in plan.segments for s in rank for p in s} | {b.name for b in plan.bare})
 
 
 def _hear(conversation: Round, stage: str, kind: Any, step: int) -> list[Any]:

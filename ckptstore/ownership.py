@@ -1,0 +1,42 @@
+"""A run's right to commit, claimed when it is first needed."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import Literal
+
+from cachefs.clock import Clock
+from cachefs.config import job_environment
+
+from .claims import Claim, claim_generation, default_attempt_id
+from .layout import StepRef
+from .storage import Storage
+
+
+class Ownership:
+    """One run's claim on a store, made once, by the coordinator. Thread-safe.
+
+    Every start of a program is an attempt of its own: the id that the launcher gives may come again when the same
+    command is run anew, so a random part always follows. ``attempt`` overrides that.
+    """
+
+    def __init__(self, storage: Storage, attempt: str | None, clock: Clock) -> None:
+        self._storage = storage
+        self._attempt = attempt
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._start: StepRef | Literal["latest"] = "latest"
+        self._claim: Claim | None = None
+
+    def start_from(self, ref: StepRef) -> None:
+        """What was loaded is what the claim, if it is still to be made, resumes from."""
+        self._start = ref
+
+    def claim(self) -> Claim:
+        """The claim. Raises as :func:`.claims.claim_generation`; then the next call tries again."""
+        with self._lock:
+            if self._claim is None:
+                attempt = self._attempt or default_attempt_id(job_environment(), nonce=secrets.token_hex(4))
+                self._claim = claim_generation(self._storage, attempt, start=self._start, clock=self._clock)
+            return self._claim
