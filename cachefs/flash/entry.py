@@ -252,7 +252,7 @@ class Entry:
                 break
             except OSError as e:
                 raise self._parts.health.note(e, self._path(), "opening it") from e
-        layout.check_present()
+        self._parts.require_present()
         raise evicted(slot)
 
     def _open_again(self, file: ChunkFile) -> int:
@@ -267,7 +267,7 @@ class Entry:
             if os.path.samestat(ops.fstat(fd), ops.fstat(file.data_fd)):
                 return fd
             ops.close(fd)
-        self._parts.layout.check_present()
+        self._parts.require_present()
         raise evicted(slot)
 
     @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 try:
     import fcntl
@@ -24,8 +24,7 @@ _NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_LEASES = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.ENOLCK}
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """One regular file of a directory: its name, size and disk space in bytes, and time of last change."""
 
     name: str

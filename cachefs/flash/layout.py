@@ -79,6 +79,7 @@ class Layout:
         self._store_id = store_id
         self._ops = ops
         self._fds = fds
+        self._block = ops.block_bytes(self.tree_fd)
 
     @classmethod
     def open(cls, cache_dir: Path, ops: FileOps) -> Layout:
@@ -109,7 +110,7 @@ class Layout:
     def directory_bytes(self) -> int:
         """What the directories, the marker and the lock take on disk."""
         own = sum(self._ops.disk_bytes(fd) for fd in self._fds.values())
-        return own + 2 * self._ops.block_bytes(self.tree_fd)  # one block each for marker and lock
+        return own + 2 * self._block  # one block each for marker and lock
 
     def check_reachable(self) -> None:
         """Raise :class:`DiskFault` unless the path leads to a tree with our id (perhaps mounted anew)."""

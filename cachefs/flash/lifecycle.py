@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import CacheFull, DeadlineExceeded, DiskFault
+from ..errors import CacheFull, DeadlineExceeded
 from .chunkfile import ChunkFile, Donor, read_header
 from .entry import Entry
 from .health import FULL
 from .index import Slot, live_slot
 from .layout import Place, data_name, meta_name
 from .parts import Parts
-from .quota import least_bytes, most_bytes
+from .quota import extent_bytes, least_bytes, most_bytes
 from .sidecar import Damaged, EntryKey, Foreign, Header, make_header
 from .space import Space
 
@@ -87,7 +87,7 @@ class Lifecycle:
             parts.metrics.add("flash_foreign_ignored")
             return None
         except (Damaged, FileNotFoundError):
-            parts.layout.check_present()
+            parts.require_present()
             with parts.index.lock:
                 if parts.index.is_live(slot) and not slot.in_use:
                     self._space.locked_bury(slot)
@@ -123,6 +123,8 @@ class Lifecycle:
             except OSError as e:
                 self._parts.health.note(e, layout.file(slot.place, slot.file), "publishing it")
                 return
+            if slot.entry is not None:
+                size += extent_bytes(slot.entry.n_chunks, self._block)
             index.ledger.charge(size - slot.charge)
             slot.charge = size
             self._space.locked_weigh_directories()
@@ -177,10 +179,7 @@ class Lifecycle:
         Raises :class:`CacheFull` if somebody else's file is there, :class:`DiskFault` if the directory has vanished.
         """
         parts, name = self._parts, key.name
-        try:
-            parts.layout.check_present()
-        except DiskFault as e:
-            raise parts.health.note(e, parts.layout.path, "looking for it") from e
+        parts.require_present()
         with parts.index.lock:
             self._space.locked_clear(name)
         for place in (Place.ENTRIES, Place.FILLING):

@@ -63,11 +63,11 @@ def prepare_directory(cache_dir: Path) -> None:
     """Make the directory if there is none; raise :class:`CacheError` if it cannot be a cache of this user."""
     try:
         os.makedirs(cache_dir, mode=0o700, exist_ok=True)
+        owner = os.stat(cache_dir).st_uid
     except (FileExistsError, NotADirectoryError):
         raise CacheError("is not a directory", url=str(cache_dir), hint="set cache_dir to a directory") from None
     except OSError as e:
         raise DiskFault(f"cannot be made: {e.strerror}", url=str(cache_dir), hint="set cache_dir") from e
-    owner = os.stat(cache_dir).st_uid
     if hasattr(os, "geteuid") and owner != os.geteuid():
         raise CacheError(
             f"belongs to user {owner}, not to user {os.geteuid()}",

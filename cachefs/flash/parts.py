@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..clock import Clock
+from ..errors import DiskFault
 from ..metrics import Metrics
 from .fileops import FileOps
 from .health import Health
@@ -22,3 +23,10 @@ class Parts:
     health: Health
     metrics: Metrics
     clock: Clock
+
+    def require_present(self) -> None:
+        """Raise (and remember) :class:`DiskFault` if the directory has vanished: the disk is gone, not the files."""
+        try:
+            self.layout.check_present()
+        except DiskFault as e:
+            raise self.health.note(e, self.layout.path, "looking for it") from e

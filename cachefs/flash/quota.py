@@ -30,14 +30,15 @@ def round_up(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
-def most_bytes(size: int, sidecar: int, n_chunks: int, block: int) -> int:
-    """The most disk space that an entry of ``size`` bytes can take while it is filled.
+def extent_bytes(n_chunks: int, block: int) -> int:
+    """What the metadata of a preallocated file can grow by while its chunks are written in the worst order and the
+    system flushes them as it likes: each chunk splits an extent in two."""
+    return 2 * n_chunks // _EXTENTS_PER_BLOCK * block
 
-    Data and sidecar in whole blocks, and the metadata of a file whose chunks are written in the worst order: each
-    chunk splits a preallocated extent in two.
-    """
-    extents = 2 + 2 * n_chunks // _EXTENTS_PER_BLOCK
-    return round_up(size, block) + round_up(sidecar, block) + (1 + extents + _DIRECTORY_BLOCKS) * block
+
+def most_bytes(size: int, sidecar: int, n_chunks: int, block: int) -> int:
+    """The most disk space that an entry of ``size`` bytes can take while it is filled, and its names in directories."""
+    return least_bytes(size, sidecar, block) + extent_bytes(n_chunks, block) + (3 + _DIRECTORY_BLOCKS) * block
 
 
 def least_bytes(size: int, sidecar: int, block: int) -> int:

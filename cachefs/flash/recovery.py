@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .chunkfile import read_header
 from .fileops import FileOps, Found
@@ -21,8 +22,7 @@ from .layout import Layout, Place, dying_serial, meta_name, parse_name
 from .sidecar import Damaged, Foreign
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """The two files of one entry in one place; None for one that is not there."""
 
     data: Found | None = None
@@ -38,8 +38,7 @@ class Listing:
     dying: tuple[Found, ...] = ()
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """An entry to keep. Its two places differ only if it died half-published: the sidecar has to follow the data."""
 
     name: str
@@ -49,8 +48,7 @@ class Kept:
     meta_place: Place
 
 
-@dataclass(frozen=True)
-class Leftover:
+class Leftover(NamedTuple):
     """A file to remove once nobody holds it. ``name`` is the entry's."""
 
     name: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,7 +137,7 @@ def test_recovery_settles(entries: dict[str, Pair], filling: dict[str, Pair], dy
         after[kept.place][kept.name] = Pair(kept.data, kept.meta)
     again = decide(Listing(after[Place.ENTRIES], after[Place.FILLING]))
     assert again.leftovers == ()
-    assert [replace(k, meta_place=k.place) for k in verdict.kept] == list(again.kept)
+    assert [k._replace(meta_place=k.place) for k in verdict.kept] == list(again.kept)
 
 
 def test_recovery_knows_the_crash_of_each_step() -> None:
