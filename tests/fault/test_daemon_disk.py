@@ -118,3 +118,21 @@ def test_a_directory_that_cannot_be_opened_at_first(tmp_path: Path) -> None:
         clock.advance(REOPEN_INTERVAL)
         assert reads(client, store, "k0")
         assert client.stats()["disk_fault"] is None
+
+
+def test_a_file_that_rotted_while_no_daemon_ran_is_healed_under_its_readers(tmp_path: Path) -> None:
+    store = objects(1)
+    with served(tmp_path, store) as server, connect(server.settings) as client:
+        assert reads(client, store, "k0")
+    size = len(store.objects["k0"])
+    (path,) = [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.stat().st_size == size]
+    with open(path, "r+b") as file:
+        file.seek(2 * CHUNK)
+        file.write(b"rot")
+    with served(tmp_path, store) as server, connect(server.settings) as client:
+        first, second = client.open("s3://bucket/k0"), client.open("s3://bucket/k0")
+        for shard in (first, second):
+            assert bytes(shard.view()) == store.objects["k0"]
+            assert shard.cached
+            shard.close()
+        assert client.stats()["flash_bad_chunks"] == 1
