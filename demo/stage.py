@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,12 @@ from .traffic import Get, committed, gets_of
 DATA, CHECKPOINTS = "text", "checkpoints"
 """The buckets."""
 
-JOB_SETTINGS = {"NEARFLASH_CHUNK_SIZE": "128KiB", "NEARFLASH_IDLE_TIMEOUT": "120"}
-"""The shards are small, so the chunks are too; a daemon that the demo could not stop would end by itself."""
+JOB_SETTINGS = {
+    "NEARFLASH_CHUNK_SIZE": "128KiB",  # the shards are small, so the chunks are too
+    "NEARFLASH_IDLE_TIMEOUT": "120",  # a daemon that the demo could not stop ends by itself
+    "OMP_NUM_THREADS": "1",  # sums in one order
+    "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+}
 
 
 @dataclass
