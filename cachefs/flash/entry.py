@@ -132,6 +132,14 @@ class Entry:
             donor = self._donor
             return [i for i in file.bits.missing() if file.digests[i] or (donor and donor.offers(i))]
 
+    def cached_bytes(self) -> int:
+        """How many bytes of the object are on disk, verified or still to be verified."""
+        if self._complete:
+            return self.size
+        with self._pinned() as file:
+            absent = [i for i in file.bits.missing() if not file.digests[i]]
+        return self.size - sum(map(self._header.chunk_bytes, absent))
+
     def verify_chunk(self, chunk: int) -> bool:
         """Check a chunk on disk against its digest; True, and readable from now on, if it fits.
 

@@ -100,6 +100,10 @@ class FlashStore:
         """Why nothing can be written now, or None."""
         return self._parts.health.fault
 
+    def check(self) -> None:
+        """Raise the remembered fault; if it is time, look at the disk anew first and forget the fault if it is well."""
+        self._parts.health.check()
+
     def lookup(self, key: EntryKey, *, lease: bool = False) -> Entry | None:
         """The entry of ``key``, published or still filling, or None. Counts as a use.
 
@@ -140,7 +144,7 @@ class FlashStore:
         ours is in the way, :class:`DiskFault` if the disk refuses, :class:`CacheError` if another size is cached under
         the same version.
         """
-        self._parts.health.check()
+        self.check()
         with self._lifecycle.sole_creator(key):
             found = self.lookup(key, lease=lease)
             if found is None:
@@ -150,6 +154,13 @@ class FlashStore:
                 found.release()
             raise CacheError(f"cached with {found.size} bytes, not {size}, at the same version", url=key.url)
         return found
+
+    def info(self, key: EntryKey) -> EntryInfo | None:
+        """What there is of one object; does not count as a use."""
+        with self._parts.index.lock:
+            self._parts.index.require_open()
+            slot = self._parts.index.live.get(key.name)
+        return None if slot is None else self._describe(slot)
 
     def entries(self) -> list[EntryInfo]:
         """All entries, least recently used first. Reads the sidecars of those not used since the store was opened."""
@@ -260,15 +271,12 @@ class FlashStore:
         entry = self._lifecycle.load(slot)
         if entry is None:
             return None
-        cached = entry.size
-        if not slot.published and not entry.complete:
-            try:
-                absent = set(entry.missing()) - set(entry.needs_verify())
-            except CacheError:
-                if entry.superseded:
-                    return None  # evicted while it was looked at
-                raise
-            cached -= sum(min(entry.chunk_size, entry.size - i * entry.chunk_size) for i in absent)
+        try:
+            cached = entry.size if slot.published else entry.cached_bytes()
+        except CacheError:
+            if entry.superseded:
+                return None  # evicted while it was looked at
+            raise
         return EntryInfo(
             name=slot.name,
             endpoint=entry.key.endpoint,

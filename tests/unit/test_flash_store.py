@@ -101,6 +101,17 @@ def test_keys_that_look_alike_or_like_paths_share_nothing(tmp_path: Path) -> Non
     assert list(outside.iterdir()) == [] and sorted(p.name for p in tmp_path.iterdir()) == ["cache", "outside"]
 
 
+def test_info_tells_without_using(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        assert store.info(A.key) is None
+        entry = store.create(A.key, len(A.data), lease=True)
+        fill(store, B)
+        entry.write_chunk(4, A.chunk(4))
+        info = store.info(A.key)
+        assert info is not None and info.cached_bytes == len(A.chunk(4)) == entry.cached_bytes()
+        assert [i.url[-1] for i in store.entries()] == ["a", "b"]
+
+
 def test_a_chunk_of_the_wrong_length_or_number_is_refused(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         entry = store.create(A.key, len(A.data), lease=True)
