@@ -17,7 +17,8 @@ from torch import nn
 from cachefs.errors import CheckpointMismatch
 
 from .catalog import Catalog, Stored
-from .leaves import Sharded, View, fault_of, numpy_dtype_of, torch_dtype, view_of
+from .dtypes import numpy_type
+from .leaves import Sharded, View, fault_of, torch_dtype, view_of
 from .optimizers import Place, optimizer_template
 from .plan import shortened
 from .stateful import is_stateful, module_entries, owns_storage
@@ -230,7 +231,7 @@ class Binder:
         if key not in self._made:
             dtype = torch_dtype(stored.dtype)
             if as_array or dtype is None:
-                value: Any = np.empty(stored.shape, numpy_dtype_of(stored.dtype))
+                value: Any = np.empty(stored.shape, numpy_type(stored.dtype))
             else:
                 value = torch.empty(stored.shape, dtype=dtype)
             view = view_of(value)

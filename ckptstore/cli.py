@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"ckptstore: {' '.join(text.split())}", file=sys.stderr)
+    print(f"ckptstore: {_plain(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 
@@ -106,7 +106,7 @@ def ls(url: str, everything: bool, as_json: bool, **origin: Any) -> None:
     click.echo(f"{'STEP':>12}  {'GENERATION':>10}  {'RANKS':>5}  {'TENSORS':>7}  {'SIZE':>10}  SAVED")
     for row in rows:
         if row["damage"]:
-            rest = f"damaged: {row['damage']}"
+            rest = _plain(f"damaged: {row['damage']}")
         else:
             saved = datetime.fromtimestamp(row["created"]).strftime("%Y-%m-%d %H:%M:%S")
             size = human_bytes(row["bytes"]) if row["bytes"] is not None else "-"
@@ -134,15 +134,16 @@ def show(url: str, step: int | None, as_json: bool, **origin: Any) -> None:
         return
     from cachefs.progress import human_bytes
 
-    click.echo(f"{catalog.ref}, saved by {catalog.root.world_size} rank(s) of attempt {catalog.root.attempt}")
+    click.echo(f"{catalog.ref}, saved by {catalog.root.world_size} rank(s) of attempt {_plain(catalog.root.attempt)}")
     for tensor in found["tensors"]:
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
         extra = f"  = {tensor['alias_of']}" if tensor["alias_of"] else ""
         extra += f"  of rank {tensor['rank']}" if tensor["rank"] is not None else ""
-        click.echo(f"{tensor['dtype']:>12}  {shape:>16}  {human_bytes(tensor['bytes']):>10}  {tensor['name']}{extra}")
+        size = human_bytes(tensor["bytes"])
+        click.echo(_plain(f"{tensor['dtype']:>12}  {shape:>16}  {size:>10}  {tensor['name']}{extra}"))
     for name, value in found["values"].items():
         text = json.dumps(value)
-        click.echo(f"{'value':>12}  {name} = {text if len(text) <= 200 else text[:197] + '...'}")
+        click.echo(_plain(f"{'value':>12}  {name} = {text if len(text) <= 200 else text[:197] + '...'}"))
 
 
 @cli.command()
@@ -181,7 +182,7 @@ def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: b
         for ref, damages in rows:
             click.echo(f"{ref}: {'damaged' if damages else 'sound'}")
             for damage in damages:
-                click.echo(f"  {damage}")
+                click.echo(_plain(f"  {damage}"))
     bad = [ref.step for ref, damages in rows if damages]
     if bad:
         raise CheckpointDamaged(f"damaged: step {', '.join(map(str, bad))}", url=url)
@@ -211,6 +212,11 @@ def restore(url: str, out: str, step: int | None, only: tuple[str, ...], as_json
         click.echo(
             f"step {copied.ref.step}: {copied.tensors} tensors, {human_bytes(copied.nbytes)}, verified, in {out}"
         )
+
+
+def _plain(text: str) -> str:
+    """Text that comes from a store, without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _listed(timeline: Timeline, everything: bool) -> list[StepRef]:

@@ -7,7 +7,12 @@ everything else as ``U8`` with one more axis, the bytes of an element; the true 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from cachefs.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Codes: https://github.com/huggingface/safetensors (README, "Format", and its Dtype enumeration). F8_E8M0 and F4 are in
 # the enumeration but not in the torch reader's table, so a file that used them could not be read back by it.
@@ -37,6 +42,8 @@ _TYPES: dict[str, tuple[int, str | None]] = {
 }
 
 NUMPY_PREFIX = "numpy:"
+NUMPY_KINDS = "biufcMmSU"
+"""numpy's kinds of types whose elements are plain bytes."""
 _TORCH_ONLY = ("bfloat", "float8", "float4", "complex32")
 
 
@@ -54,13 +61,23 @@ def itemsize(dtype: str) -> int:
     """Bytes of one element. Raises :class:`CheckpointError` for a name that this version does not know."""
     if dtype in _TYPES:
         return _TYPES[dtype][0]
-    if dtype.startswith(NUMPY_PREFIX):
-        import numpy as np  # only checkpoints with such arrays pay for the import
+    size: int = numpy_type(dtype).itemsize
+    return size
 
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """The numpy type of a name. Raises :class:`CheckpointError` for a name that this version does not know."""
+    import numpy as np  # only checkpoints with such arrays pay for the import
+
+    if numpy_has(dtype):
+        return np.dtype(dtype)
+    if dtype.startswith(NUMPY_PREFIX):
         try:
-            return np.dtype(dtype.removeprefix(NUMPY_PREFIX)).itemsize
-        except TypeError:
-            pass
+            found = np.dtype(dtype.removeprefix(NUMPY_PREFIX))
+        except (TypeError, ValueError):
+            found = np.dtype(object)
+        if found.kind in NUMPY_KINDS and found.itemsize:  # never an object: its bytes would be taken for pointers
+            return found
     raise CheckpointError(f"unknown element type {dtype!r}", hint="written by a newer version?")
 
 

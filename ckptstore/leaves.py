@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from cachefs.errors import CheckpointMismatch
 
 from .boxes import Box, Placement, Shape, shard
-from .dtypes import NUMPY_PREFIX, known, numpy_has
+from .dtypes import NUMPY_KINDS, NUMPY_PREFIX, known, numpy_has
 from .records import Rule
 
 
@@ -80,7 +80,7 @@ def view_of(value: Any) -> View | None:
 def fault_of(value: Any) -> str | None:
     """Why a tensor or array cannot be saved, or ``None``."""
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biufcMmSU" or value.dtype.itemsize == 0:
+        if value.dtype.kind not in NUMPY_KINDS or value.dtype.itemsize == 0:
             return f"a numpy array of type {value.dtype}"
         return None
     tensor: Any = value.local if isinstance(value, Sharded) else value
@@ -134,11 +134,6 @@ def numpy_dtype(dtype: np.dtype[Any]) -> str:
     if dtype.isnative and dtype.kind in "biufc" and numpy_has(dtype.name):
         return dtype.name
     return NUMPY_PREFIX + dtype.str
-
-
-def numpy_dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy type of a name that :func:`numpy_dtype` gave."""
-    return np.dtype(name.removeprefix(NUMPY_PREFIX))
 
 
 def byte_tensor(local: torch.Tensor) -> torch.Tensor:

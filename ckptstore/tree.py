@@ -21,6 +21,7 @@ from torch import nn
 
 from cachefs.errors import CheckpointError, CheckpointMismatch
 
+from .dtypes import NUMPY_KINDS, NUMPY_PREFIX, numpy_type
 from .leaves import Leaf, Sharded, fault_of
 from .records import Rule
 from .stateful import is_replicated, is_stateful, module_entries
@@ -138,7 +139,10 @@ def decode(node: Any, path: str, *, allow_pickle: bool = False) -> Any:
         return pickle.loads(base64.b64decode(value))  # noqa: S301 - the caller asked for it by name
     if tag not in _DECODERS:
         raise CheckpointError(f"{path!r}: unknown kind of value {tag!r}", hint="written by a newer version?")
-    return _DECODERS[tag](value)
+    try:
+        return _DECODERS[tag](value)
+    except (ValueError, TypeError, LookupError, RuntimeError) as e:
+        raise CheckpointError(f"{path!r}: not a value of kind {tag!r}: {e}") from e
 
 
 def decode_key(key: Any) -> Any:
@@ -202,13 +206,13 @@ def _base64(data: bytes) -> str:
 
 
 def _numpy_type(value: np.generic, path: str) -> str:
-    if value.dtype.kind not in "biufcMmSU":
+    if value.dtype.kind not in NUMPY_KINDS:
         raise CheckpointMismatch(f"{path!r} is a numpy scalar of type {value.dtype}, which cannot be saved")
     return value.dtype.str
 
 
 def _scalar(value: list[str]) -> Any:
-    return np.frombuffer(base64.b64decode(value[1]), dtype=np.dtype(value[0]))[0]
+    return np.frombuffer(base64.b64decode(value[1]), numpy_type(NUMPY_PREFIX + value[0]))[0]
 
 
 _SCALARS: dict[type, Any] = {

@@ -285,3 +285,18 @@ def test_all_ranks_resume_from_one_step() -> None:
     for run in range(3):
         results = values(run_job(3, work, lambda rank: model.storage(f"rank{rank}")))
         assert results == [(run + 1, float(run))] * 3
+
+
+def test_a_step_saved_again_by_fewer_ranks_is_refused_and_stays_whole() -> None:
+    model = ModelStore()
+    values(run_job(4, lambda s, r: s.save(5, state(5, 0)), lambda rank: model.storage()))
+    before = dict(model.objects)
+
+    def again(store: CheckpointStore, rank: int) -> Any:
+        store.load()
+        failure = caught(lambda: store.save(5, state(-5, 0)))
+        return failure, store.load(step=5)["same"][0].item(), store.steps()
+
+    for failure, value, steps in values(run_job(2, again, lambda rank: model.storage())):
+        assert failure is None and value == -5 and steps == [5]  # a new generation's step 5, whole and its own
+    assert {k: v for k, v in model.objects.items() if k in before} == before

@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 import ckptstore
-from ckptstore.store import Timeouts
+from cachefs.errors import NearflashError
+from ckptstore import Timeouts
 
 GRID = torch.arange(15.0).reshape(5, 3)
 ROW = torch.arange(3.0).reshape(1, 3)
@@ -110,7 +111,7 @@ def lonely():
             try:
                 store.save(7, {"x": torch.ones(1)})
                 raise AssertionError("saved without rank 1")
-            except ckptstore.store.NearflashError as e:
+            except NearflashError as e:
                 assert "rank 1 of 2 not heard of" in str(e), e
         dist.barrier()
         store.save(8, {"x": torch.ones(1)})

@@ -13,6 +13,7 @@ import torch
 
 from cachefs.config import Origin
 from cachefs.errors import CheckpointConflict, CheckpointNotFound, Denied, NearflashError
+from cachefs.objstore.blocking import BlockingStore
 from ckptstore import CheckpointStore, SaveOptions
 
 
@@ -115,6 +116,10 @@ def test_odd_prefixes(moto: Any, prefix: str) -> None:
         store.save(2, state(2))
         assert store.latest() == 2 and store.steps() == [1, 2] and store.verify() == []
         assert store.load()["w"][0, 0].item() == 2
+    with BlockingStore(f"s3://{bucket}/", moto.origin) as raw:
+        keys = [item.key for page in raw.list("") for item in page.objects]
+    wanted = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+    assert len(keys) > 5 and all(key.startswith(wanted) for key in keys)
 
 
 def test_memory() -> None:
