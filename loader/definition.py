@@ -21,6 +21,7 @@ from .formats import Format
 from .manifest import Manifest, build_manifest
 from .passes import BatchRule, PassPlan, Prefetch
 from .samples import Recipe, SampleReader, Transform
+from .shelf import Shelf
 from .sources import Source
 from .workers import Place, find_place
 
@@ -87,6 +88,7 @@ class Definition:
         self._place: Place | None = None
         self._manifest: Manifest | None = None
         self._orders: tuple[Any, Orders] | None = None
+        self._shelf = Shelf()
         self.indexes = IndexCache()
 
     @property
@@ -115,17 +117,26 @@ class Definition:
 
     @property
     def manifest(self) -> Manifest:
-        """Listed and counted at first use."""
+        """Listed and counted at first use, by one of the processes that share this object by fork."""
         if self._manifest is None:
-            options = self.options
-            self._manifest = build_manifest(
-                options.source,
-                self.client,
-                format=options.format,
-                on_error=options.on_error,
-                indexes=self.indexes,
-            )
+            with self._shelf.held():
+                found = self._shelf.read()
+                if found:
+                    self._manifest = Manifest.from_bytes(found, self.options.format)
+                else:
+                    self._manifest = self._build()
+                    self._shelf.write(self._manifest.to_bytes())
         return self._manifest
+
+    def _build(self) -> Manifest:
+        options = self.options
+        return build_manifest(
+            options.source,
+            self.client,
+            format=options.format,
+            on_error=options.on_error,
+            indexes=self.indexes,
+        )
 
     @property
     def rule(self) -> BatchRule:

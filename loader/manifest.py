@@ -11,19 +11,21 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import DataError, EmptyDataset
+from cachefs.errors import DataError, EmptyDataset, FormatError, UnknownFormat
 from cachefs.hashing import name_digest
+from cachefs.shard import ObjectStat
 
 from .buffers import IndexCache, OpenShard, open_mapped
-from .formats import Format, Mds, WebDataset, detect
+from .formats import Format, Mds, WebDataset, detect, resolve
 from .reader import DataWarning
 from .sources import Source, find_shards
 
 if TYPE_CHECKING:
-    from cachefs.client import Client, ObjectStat
+    from cachefs.client import Client
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 OnError: TypeAlias = Literal["raise", "skip"]
@@ -65,6 +67,55 @@ class Manifest:
     def total(self) -> int:
         """Samples in the data set."""
         return int(self.counts.sum())
+
+    def to_bytes(self) -> bytes:
+        """All of it as msgpack, for :meth:`from_bytes`; of the format only the name."""
+        return msgspec.msgpack.encode(
+            _Wire(
+                shards=[(stat.url, stat.size, stat.version) for stat in self.shards],
+                counts=self.counts.tolist(),
+                raw_sizes=None if self.raw_sizes is None else self.raw_sizes.tolist(),
+                format=self.format.name,
+                digest=self.digest,
+                damaged=[
+                    (number, type(e).__name__, e.what, e.url, e.offset, e.hint) for number, e in self.damaged.items()
+                ],
+                skipped=self.skipped,
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, format: Format | None) -> Manifest:
+        """What :meth:`to_bytes` wrote. ``format`` as the user gave it, else the one named is taken as it comes."""
+        wire = msgspec.msgpack.decode(raw, type=_Wire)
+        chosen = format if format is not None else resolve(wire.format)
+        assert chosen is not None  # a name was written
+        return cls(
+            shards=tuple(ObjectStat(*shard) for shard in wire.shards),
+            counts=np.array(wire.counts, dtype=np.int64),
+            sizes=np.array([size for _, size, _ in wire.shards], dtype=np.int64),
+            raw_sizes=None if wire.raw_sizes is None else np.array(wire.raw_sizes, dtype=np.int64),
+            format=chosen,
+            digest=wire.digest,
+            damaged={
+                number: _ERRORS.get(name, DataError)(what, url=url, offset=offset, hint=hint)
+                for number, name, what, url, offset, hint in wire.damaged
+            },
+            skipped=wire.skipped,
+        )
+
+
+class _Wire(msgspec.Struct):
+    shards: list[tuple[str, int, str]]
+    counts: list[int]
+    raw_sizes: list[int] | None
+    format: str
+    digest: str
+    damaged: list[tuple[int, str, str, str | None, int | None, str | None]]
+    skipped: int
+
+
+_ERRORS: dict[str, type[DataError]] = {kind.__name__: kind for kind in (FormatError, UnknownFormat)}
 
 
 def build_manifest(

@@ -1,0 +1,79 @@
+"""A few bytes that a process shares with those it forks: what one of them found out, the others need not.
+
+DataLoader's forked workers start from a data set whose parent may never have looked at the data. The first of them
+lists and counts it and puts the manifest here; the others, and the workers of later epochs, take it from here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cachefs.clock import SYSTEM_CLOCK, Clock
+
+try:
+    import fcntl
+except ImportError:  # Windows has no fork either
+    fcntl = None  # type: ignore[assignment]
+
+WAIT = 600.0
+"""Seconds to wait for another process that is about to fill the shelf; after that everyone does the work alone."""
+_PAUSE = 0.02
+
+
+class Shelf:
+    """An anonymous file, inherited by fork only: a copy made in any other way is an empty shelf of its own."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._fd = _anonymous_file()
+        self._close = weakref.finalize(self, os.close, self._fd)
+
+    def read(self) -> bytes:
+        """What was put here; empty if nothing was."""
+        size = os.fstat(self._fd).st_size
+        return os.pread(self._fd, size, 0) if size else b""
+
+    def write(self, data: bytes) -> None:
+        """Put something here, once; within :meth:`held`."""
+        with open(os.dup(self._fd), "r+b") as file:
+            file.write(data)
+
+    @contextmanager
+    def held(self, wait: float = WAIT) -> Iterator[None]:
+        """Keep other processes out meanwhile, or wait for the one that is in. A process that dies lets go.
+
+        After ``wait`` seconds it goes on without: then two may do the same work.
+        """
+        taken = fcntl is not None and self._take(wait)
+        try:
+            yield
+        finally:
+            if taken:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def _take(self, wait: float) -> bool:
+        deadline = self._clock.monotonic() + wait
+        while True:
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                if self._clock.monotonic() >= deadline:
+                    return False
+                self._clock.sleep(_PAUSE)
+            else:
+                return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Shelf, ())
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("nearflash-shelf", getattr(os, "MFD_CLOEXEC", 0))
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
