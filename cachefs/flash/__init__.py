@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .entry import Entry
+from .entryinfo import EntryInfo
 from .quota import Usage
 from .sidecar import EntryKey
-from .store import EntryInfo, FlashStore
+from .store import FlashStore
 
 __all__ = ["Entry", "EntryInfo", "EntryKey", "FlashStore", "Usage"]

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import CacheError, DeadlineExceeded
 from .chunkfile import ChunkFile, Donor
 from .index import Slot, evicted
-from .layout import Place, meta_name
+from .layout import Place
+from .openfiles import OpenFiles
 from .parts import Parts
-from .sidecar import Damaged, EntryKey, Header
+from .sidecar import EntryKey, Header
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _CLAIM_DEADLINE = 120.0
 """Seconds one thread waits for another that works on the same chunk."""
-_RENAMES = 3
-"""An entry's files are renamed at most twice while somebody opens them (data, then sidecar)."""
 
 
 class Keeper(Protocol):
@@ -59,9 +58,8 @@ class Entry:
         self._keeper = keeper
         self._slot = slot
         self._header = header
-        self._file = file
+        self._files = OpenFiles(parts, slot, header, file)
         self._donor = donor
-        self._saved: bytes | None = None
         self._changed = threading.Condition()
         self._claimed: set[int] = set()
         self._complete = header.n_chunks == 0
@@ -85,16 +83,11 @@ class Entry:
 
     def lease(self) -> None:
         """Keep the entry: it is not evicted until :meth:`release`. Raises :class:`CacheError` if it is gone already."""
-        index = self._parts.index
-        with index.lock:
-            index.require_open()
-            if not index.is_live(self._slot):
-                raise evicted(self._slot)
-            self._slot.leases += 1
+        self._files.lease()
 
     def release(self) -> None:
         """Give one lease back."""
-        self.let_go(leases=1)
+        self._files.let_go(leases=1)
 
     def reader_fds(self) -> tuple[int, int]:
         """(data, bitmap): a new read-only descriptor of the data file and one of the chunk bitmap.
@@ -104,8 +97,8 @@ class Entry:
         """
         if not self._slot.leases:
             raise CacheError("reader_fds needs a lease", url=self.key.url)
-        with self._pinned() as file:
-            data_fd = self._open_again(file)
+        with self._files.pinned() as file:
+            data_fd = self._files.open_for_reader(file)
             try:
                 return data_fd, os.dup(file.bits.fd)
             except BaseException:
@@ -118,7 +111,7 @@ class Entry:
         """The chunks that cannot be read yet, ascending (those of :meth:`needs_verify` included)."""
         if self._complete:
             return []
-        with self._pinned() as file:
+        with self._files.pinned() as file:
             return file.bits.missing()
 
     def needs_verify(self) -> list[int]:
@@ -128,7 +121,7 @@ class Entry:
         """
         if self._complete:
             return []
-        with self._pinned() as file:
+        with self._files.pinned() as file:
             donor = self._donor
             return [i for i in file.bits.missing() if file.digests[i] or (donor and donor.offers(i))]
 
@@ -136,7 +129,7 @@ class Entry:
         """How many bytes of the object are on disk, verified or still to be verified."""
         if self._complete:
             return self.size
-        with self._pinned() as file:
+        with self._files.pinned() as file:
             absent = [i for i in file.bits.missing() if not file.digests[i]]
         return self.size - sum(map(self._header.chunk_bytes, absent))
 
@@ -149,18 +142,19 @@ class Entry:
         disk cannot be read.
         """
         self._require_chunk(chunk)
-        with self._pinned() as file:
+        with self._files.pinned() as file:
             with self._claim(chunk):
                 if file.bits.has(chunk):
                     return True
-                if not file.digests[chunk]:
+                filling = self._slot.place is Place.FILLING
+                if filling and not file.digests[chunk]:
                     return self._take_from_donor(file, chunk)
                 if self._fits(file, chunk):
                     self._parts.metrics.add("flash_verified_chunks")
                     self._set(file, chunk)
                     return True
                 self._parts.metrics.add("flash_bad_chunks")
-                if self._slot.place is Place.FILLING:
+                if filling:
                     self._change(lambda: file.forget(chunk), chunk, "forgetting")
                     return False
             self._keeper.heal(self, file, chunk)
@@ -187,7 +181,7 @@ class Entry:
             if not self.verify_chunk(chunk):
                 raise evicted(self._slot)
             return
-        with self._pinned() as file, self._claim(chunk):
+        with self._files.pinned() as file, self._claim(chunk):
             if file.bits.has(chunk):
                 return
             self._change(lambda: file.write(chunk, view), chunk, "writing")
@@ -196,87 +190,17 @@ class Entry:
 
     # --- for the store ----------------------------------------------------------------------------------------------
 
-    def detach(self) -> ChunkFile | None:
-        """Take the open files away, remembering the chunk bits; the caller closes what it gets.
-
-        Called under the index lock while the entry is not in use.
-        """
-        file, self._file = self._file, None
-        if file is not None:
-            self._saved = file.bits.snapshot()
-        return file
+    @property
+    def files(self) -> OpenFiles:
+        """Its descriptors, leases and pins."""
+        return self._files
 
     def abandon(self) -> None:
-        """The entry is no longer visible: tell its readers to open the object again."""
-        if self._file is not None:
-            self._file.bits.mark_superseded()
+        """The entry is no longer visible: tell its readers to open the object again. Called under the index lock."""
+        self._files.mark_superseded()
         self._drop_donor()
 
-    def let_go(self, leases: int = 0, pins: int = 0) -> None:
-        """Give leases and pins back; with the last of them the files are closed."""
-        index, slot = self._parts.index, self._slot
-        file = None
-        with index.lock:
-            if slot.leases < leases:
-                raise CacheError("released more often than leased", url=self.key.url)
-            slot.leases -= leases
-            slot.pins -= pins
-            if not slot.in_use:
-                file = self.detach()
-            if not slot.pins:
-                index.changed.notify_all()  # closing the store waits for operations, not for leases
-        if file is not None:
-            file.close()
-
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _pinned(self) -> Iterator[ChunkFile]:
-        self._parts.index.pin(self._slot)
-        try:
-            with self._changed:
-                if self._file is None:
-                    self._file = self._open()
-                file = self._file
-            yield file
-        finally:
-            self.let_go(pins=1)
-
-    def _open(self) -> ChunkFile:
-        slot, layout = self._slot, self._parts.layout
-        for _ in range(_RENAMES):
-            place, meta_place = slot.place, slot.meta_place
-            if place is Place.DYING:
-                break
-            data = slot.file, layout.fd(place)
-            meta = meta_name(slot.name), layout.fd(meta_place)
-            try:
-                return ChunkFile.open(
-                    self._parts.ops, self._header, data, meta, write=place is Place.FILLING, bits=self._saved
-                )
-            except FileNotFoundError:
-                continue
-            except Damaged:
-                break
-            except OSError as e:
-                raise self._parts.health.note(e, self._path(), "opening it") from e
-        self._parts.require_present()
-        raise evicted(slot)
-
-    def _open_again(self, file: ChunkFile) -> int:
-        ops, slot = self._parts.ops, self._slot
-        for _ in range(_RENAMES):
-            try:
-                fd = ops.open_for_reader(slot.file, dir_fd=self._parts.layout.fd(slot.place))
-            except FileNotFoundError:
-                continue
-            except OSError as e:
-                raise self._parts.health.note(e, self._path(), "opening it") from e
-            if os.path.samestat(ops.fstat(fd), ops.fstat(file.data_fd)):
-                return fd
-            ops.close(fd)
-        self._parts.require_present()
-        raise evicted(slot)
 
     @contextmanager
     def _claim(self, chunk: int) -> Iterator[None]:
@@ -296,7 +220,7 @@ class Entry:
             return file.check(chunk)
         except OSError as e:
             # One unreadable spot on a disk that works otherwise is a bad chunk; a failing disk is not.
-            self._parts.health.confirm(e, self._path(), f"reading chunk {chunk}")
+            self._parts.health.confirm(e, self._files.path(), f"reading chunk {chunk}")
             return False
 
     def _take_from_donor(self, file: ChunkFile, chunk: int) -> bool:
@@ -306,7 +230,8 @@ class Entry:
         try:
             data = donor.take(chunk)
         except OSError as e:
-            self._parts.health.confirm(e, self._path(), f"reading chunk {chunk} of the entry it replaces")
+            self._parts.health.confirm(e, self._files.path(), f"reading chunk {chunk} of the entry it replaces")
+            donor.refuse(chunk)
             data = None
         if data is None:
             self._parts.metrics.add("flash_bad_chunks")
@@ -334,11 +259,8 @@ class Entry:
         try:
             call()
         except OSError as e:
-            raise self._parts.health.note(e, self._path(), f"{doing} chunk {chunk}") from e
+            raise self._parts.health.note(e, self._files.path(), f"{doing} chunk {chunk}") from e
 
     def _require_chunk(self, chunk: int) -> None:
         if not 0 <= chunk < self.n_chunks:
             raise CacheError(f"no chunk {chunk}, it has {self.n_chunks}", url=self.key.url)
-
-    def _path(self) -> str:
-        return self._parts.layout.file(self._slot.place, self._slot.file)

@@ -67,7 +67,7 @@ class Lifecycle:
         with index.lock:
             index.ledger.allocated(need)
             index.add(slot)
-        entry.let_go(pins=1)
+        entry.files.let_go(pins=1)
         self._parts.metrics.add("flash_created")
         if entry.complete:
             self.publish(slot)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 
 from ..clock import SYSTEM_CLOCK, Clock
@@ -13,6 +12,7 @@ from ..errors import CacheError, CacheFull, DeadlineExceeded, DiskFault
 from ..metrics import Metrics
 from . import recovery
 from .entry import Entry
+from .entryinfo import EntryInfo, describe
 from .fileops import FileOps
 from .health import Health, disk_error
 from .index import Index, Slot, dead_slot, live_slot
@@ -30,23 +30,6 @@ _STAMP_INTERVAL = 60.0
 """The time of last use is written to disk at most this often per entry (seconds)."""
 _DEFAULT_SHARE = 0.8
 """The part of the disk's free space (own entries included) that is the quota where none is set."""
-
-
-@dataclass(frozen=True)
-class EntryInfo:
-    """One entry in a listing. ``disk_bytes`` is what it is accounted for, ``cached_bytes`` what of ``size`` is on disk;
-    ``state`` is ``"filling"`` or ``"published"``; ``last_use`` in seconds since the epoch."""
-
-    name: str
-    endpoint: str
-    url: str
-    version: str
-    size: int
-    disk_bytes: int
-    cached_bytes: int
-    state: str
-    leases: int
-    last_use: float
 
 
 class FlashStore:
@@ -215,7 +198,7 @@ class FlashStore:
                 raise DeadlineExceeded(f"an operation did not end in {_WAIT:.0f} s", url=str(self._parts.layout.path))
             files = []
             for entry in (s.entry for s in slots if s.entry is not None):
-                files.append(entry.detach())
+                files.append(entry.files.detach())
                 entry.abandon()
         for file in files:
             if file is not None:
@@ -269,26 +252,7 @@ class FlashStore:
 
     def _describe(self, slot: Slot) -> EntryInfo | None:
         entry = self._lifecycle.load(slot)
-        if entry is None:
-            return None
-        try:
-            cached = entry.size if slot.published else entry.cached_bytes()
-        except CacheError:
-            if entry.superseded:
-                return None  # evicted while it was looked at
-            raise
-        return EntryInfo(
-            name=slot.name,
-            endpoint=entry.key.endpoint,
-            url=entry.key.url,
-            version=entry.key.version,
-            size=entry.size,
-            disk_bytes=slot.charge,
-            cached_bytes=cached,
-            state="published" if slot.published else "filling",
-            leases=slot.leases,
-            last_use=slot.last_use,
-        )
+        return None if entry is None else describe(slot, entry)
 
     def _stamp(self, slot: Slot) -> None:
         try:

@@ -184,6 +184,29 @@ def test_one_unreadable_spot_is_a_bad_chunk_not_a_failed_disk(tmp_path: Path) ->
         assert read_whole(store) == A.data
 
 
+def test_an_unreadable_spot_in_the_entry_that_is_replaced(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    old = fill(store, A)
+    store.close()
+    flip_bit(files_of(tmp_path, old)["data"], 0)
+    ops = FaultyOps()
+    with open_store(tmp_path, ops=ops) as store:
+        entry = store.lookup(A.key, lease=True)
+        assert entry is not None and not entry.verify_chunk(0)
+        new = store.lookup(A.key, lease=True)
+        assert new is not None and new.needs_verify() == [1, 2, 3]
+        broken = iter([errno.EIO])
+        ops.fault = lambda call, name: next(broken, None) if call == "read" else None
+        assert not new.verify_chunk(1)
+        assert new.needs_verify() == [2, 3] and not new.superseded and store.fault is None
+        new.write_chunk(1, A.chunk(1))
+        new.write_chunk(0, A.chunk(0))
+        assert new.verify_chunk(2) and new.verify_chunk(3) and new.complete
+        entry.release()
+        new.release()
+        assert read_whole(store) == A.data
+
+
 def test_a_read_only_disk_still_serves_what_it_has(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fill(store, A)

@@ -299,6 +299,30 @@ def test_rot_in_a_published_entry_heals_into_a_new_file(tmp_path: Path, rotten: 
     store.close()
 
 
+def test_a_published_entry_without_a_digest_heals_as_well(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    entry = fill(store, A)
+    store.close()
+    meta = files_of(tmp_path, entry)["meta"]
+    raw = meta.read_bytes()
+    meta.write_bytes(raw[:-16] + bytes(8) + raw[-8:])
+    with open_store(tmp_path) as store:
+        old = store.lookup(A.key, lease=True)
+        assert old is not None and old.needs_verify() == [0, 1, 2, 4]
+        with pytest.raises(CacheError, match="look it up again"):
+            old.write_chunk(3, A.chunk(3))
+        assert old.superseded
+        new = store.lookup(A.key, lease=True)
+        assert new is not None and new.needs_verify() == [0, 1, 2, 4]
+        old.release()
+        for i in new.missing():
+            if not new.verify_chunk(i):
+                new.write_chunk(i, A.chunk(i))
+        assert new.complete and store.usage().dying > 0
+        store.drop_dying()
+        assert store.usage().dying == 0
+
+
 def test_without_room_for_two_copies_the_bad_entry_just_goes(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     entry = fill(store, A)
