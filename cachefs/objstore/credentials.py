@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import Origin
 from ..errors import Denied
-from .replies import CREDENTIAL_HINT, shorten
+from .replies import credential_hint, shorten
 
 _RENEWED_FOR = timedelta(minutes=5)
 
@@ -56,9 +56,11 @@ class CredentialSource:
                     self._chain = self._look_up()
                 frozen = self._chain.get_frozen_credentials() if self._chain is not None else None
         except BotoCoreError as e:
-            raise Denied(f"the credentials cannot be read: {shorten(str(e))}", url=url, hint=CREDENTIAL_HINT) from e
+            raise Denied(
+                f"the credentials cannot be read: {shorten(str(e))}", url=url, hint=credential_hint(url)
+            ) from e
         if frozen is None or not frozen.access_key or not frozen.secret_key:
-            raise Denied("no credentials found", url=url, hint=CREDENTIAL_HINT)
+            raise Denied("no credentials found", url=url, hint=credential_hint(url))
         return Keys(frozen.access_key, frozen.secret_key, frozen.token, renewable=True)
 
     def forget(self) -> None:

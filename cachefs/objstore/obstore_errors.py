@@ -28,6 +28,7 @@ _GARBLED = re.compile(
     r"source: (UnexpectedRange|NotPartial|ParseContentRange|InvalidContentRange|NoContentRange|InvalidListResponse|"
     r"Header|Metadata|InvalidContentLength|MissingContentLength)\b"
 )
+_TOKEN = re.compile(r"source: TokenRequest \{")
 _REDIRECTED = re.compile(r"inner: BareRedirect,")
 _BEYOND_END = re.compile(r"source: StartTooLarge \{")
 _OS_STATUS = {
@@ -64,11 +65,12 @@ def _status(error: BaseException, text: str) -> int | None:
         return 403
     if isinstance(error, obx.UnauthenticatedError):
         return 401
-    if isinstance(error, obx.NotSupportedError | NotImplementedError | ValueError):
+    if isinstance(error, obx.NotSupportedError | obx.InvalidPathError | NotImplementedError | ValueError):
         return 400
     said = _search(_STATUS, text)
     if said is not None:
-        return int(said)
+        # A refused request for a token is no refusal by the store.
+        return 401 if _TOKEN.search(text) and said.startswith("4") else int(said)
     if _BEYOND_END.search(text):
         return 416
     if _REDIRECTED.search(text):

@@ -17,7 +17,7 @@ from .backoff import RetryPolicy
 from .credentials import CredentialSource, ObstoreProvider
 from .obstore_backend import Clients, ObstoreStore, Traits
 from .presets import Access, resolve
-from .replies import shorten
+from .replies import credential_hint, shorten
 from .url import ObjectUrl
 
 SCHEMES = frozenset({"s3", "s3a", "gs", "az", "http", "https", "file", "memory"})
@@ -66,32 +66,35 @@ def _open_s3(url: ObjectUrl, access: Access, policy: RetryPolicy, source: Creden
         if not source.anonymous:
             source.keys(url.root)  # raises when there are none, in our own words
             options["credential_provider"] = ObstoreProvider(source, url.root)
-        return _clients(lambda **http: obstore_stores.S3Store(url.bucket, **options, **http), policy, access.plain_http)
+
+        def make(**http: Any) -> Any:
+            return obstore_stores.S3Store(url.bucket, **options, **http)
+
+        return _clients(url, make, policy, plain_http=access.plain_http)
 
     traits = Traits(bulk_delete=access.bulk_delete, explains_head=True)
     return ObstoreStore(url.root, connect, traits, forget=source.forget)
 
 
 def _open_cloud(url: ObjectUrl, kind: Any, options: dict[str, Any], policy: RetryPolicy) -> ObstoreStore:
+    def make(**http: Any) -> Any:
+        return kind(url.bucket, **options, **http)
+
     plain = str(options.get("endpoint", "")).startswith("http://")
-    return ObstoreStore(
-        url.root, lambda: _clients(lambda **http: kind(url.bucket, **options, **http), policy, plain), Traits()
-    )
+    return ObstoreStore(url.root, lambda: _clients(url, make, policy, plain_http=plain), Traits())
 
 
 def _open_http(url: ObjectUrl, policy: RetryPolicy) -> ObstoreStore:
+    def make(**http: Any) -> Any:
+        return obstore_stores.HTTPStore(url.root, **http)
+
     # The key of an http URL is percent-encoded already; obstore encodes what it is given.
     paths = Traits(to_path=unquote, to_key=quote)
-    return ObstoreStore(
-        url.root,
-        lambda: _clients(
-            lambda **http: obstore_stores.HTTPStore(url.root, **http), policy, plain_http=url.scheme == "http"
-        ),
-        paths,
-    )
+    plain = url.scheme == "http"
+    return ObstoreStore(url.root, lambda: _clients(url, make, policy, plain_http=plain), paths)
 
 
-def _clients(make: Callable[..., Any], policy: RetryPolicy, plain_http: bool) -> Clients:
+def _clients(url: ObjectUrl, make: Callable[..., Any], policy: RetryPolicy, *, plain_http: bool) -> Clients:
     limit = timedelta(seconds=policy.deadline)
     quiet = timedelta(seconds=policy.stall)
     connect = timedelta(seconds=min(_CONNECT_SECONDS, policy.stall))
@@ -113,7 +116,8 @@ def _clients(make: Callable[..., Any], policy: RetryPolicy, plain_http: bool) ->
             multipart=make(client_options=http, retry_config=own),
         )
     except (obx.BaseError, ValueError) as e:
-        raise ConfigError(f"the store cannot be set up: {shorten(str(e).split('Debug source')[0])}") from e
+        said = shorten(str(e).split("Debug source")[0])
+        raise ConfigError(f"cannot be set up: {said}", url=url.root, hint=credential_hint(url.root)) from e
 
 
 def _same(store: Any) -> Clients:

@@ -24,9 +24,11 @@ from ..errors import (
     Unavailable,
 )
 
-CREDENTIAL_HINT = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; NEARFLASH_ANONYMOUS=1 for a public bucket"
-)
+_CREDENTIAL_HINTS = {
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+}
 
 _CLOCK = frozenset({"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
@@ -39,11 +41,11 @@ _ELSEWHERE = frozenset(
     {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 )
 _RIGHTS = {
-    "head": "s3:GetObject",
-    "get": "s3:GetObject",
-    "list": "s3:ListBucket",
-    "put": "s3:PutObject",
-    "delete": "s3:DeleteObject",
+    "head": "the right to read (s3:GetObject)",
+    "get": "the right to read (s3:GetObject)",
+    "list": "the right to list (s3:ListBucket)",
+    "put": "the right to write (s3:PutObject)",
+    "delete": "the right to delete (s3:DeleteObject)",
 }
 
 
@@ -64,6 +66,12 @@ class Refusal:
     cut: bool = False
     stalled: bool = False
     garbled: bool = False
+
+
+def credential_hint(url: str) -> str:
+    """The way out for somebody whose credentials are missing or wrong."""
+    scheme = url.partition("://")[0]
+    return f"{_CREDENTIAL_HINTS.get(scheme, _CREDENTIAL_HINTS['s3'])}; NEARFLASH_ANONYMOUS=1 for a public bucket"
 
 
 def error_for(refusal: Refusal, doing: str, *, url: str, bound: bool = False) -> StoreError:
@@ -99,22 +107,23 @@ def error_for(refusal: Refusal, doing: str, *, url: str, bound: bool = False) ->
             hint="set AWS_REGION or AWS_ENDPOINT_URL",
         )
     if status in {401, 403} or code in _BAD_KEYS or code == "AccessDenied":
-        return _denied(code, doing, url)
+        return _denied(refusal, doing, url)
     return _failed(refusal, doing, url)
 
 
-def _denied(code: str, doing: str, url: str) -> StoreError:
-    if code in _BAD_KEYS:
-        return Denied(_BAD_KEYS[code], url=url, hint=CREDENTIAL_HINT)
-    right = _RIGHTS.get(doing, "")
+def _denied(refusal: Refusal, doing: str, url: str) -> StoreError:
+    if refusal.code in _BAD_KEYS:
+        return Denied(_BAD_KEYS[refusal.code], url=url, hint=credential_hint(url))
+    if refusal.status == 401:
+        said = f": {shorten(refusal.detail)}" if refusal.detail else ""
+        return Denied(f"no credentials that the store accepts{said}", url=url, hint=credential_hint(url))
+    right = _RIGHTS[doing]
     if doing in {"head", "get"}:
         # Without the right to list, a store says 403 for a key that is not there as well.
-        return Denied(
-            "missing or not allowed", url=url, hint=f"needs {right}; with s3:ListBucket the store tells which"
-        )
+        return Denied("missing or not allowed", url=url, hint=f"needs {right}; with s3:ListBucket a store tells which")
     if doing == "list":
         return Denied("listing is not allowed", url=url, hint=f"needs {right}; or name the objects by their full URLs")
-    return Denied(f"{doing} is not allowed", url=url, hint=f"needs {right}")
+    return Denied(f"to {doing} is not allowed", url=url, hint=f"needs {right}")
 
 
 def _failed(refusal: Refusal, doing: str, url: str) -> StoreError:

@@ -7,6 +7,7 @@ few times the CPU time of obstore for a byte; listings about 60 µs a key.
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _DELETES_AT_ONCE = 16
 _CONNECT_SECONDS = 5.0
+_LONG_BODY = 1 << 20
 
 
 class S3fsStore(ObjectStore):
@@ -110,7 +112,7 @@ class S3fsStore(ObjectStore):
         condition = {"IfNoneMatch": "*"} if if_none_match else {"IfMatch": if_match} if if_match is not None else {}
         body = _body(as_pieces(data))
         try:
-            reply = await client.put_object(Bucket=self._bucket, Key=key, Body=body, **condition)
+            reply = await client.put_object(Bucket=self._bucket, Key=key, Body=_stream(body), **condition)
         except S3FS_ERRORS as e:
             error = self._error(e, "put", key)
             if isinstance(error, PreconditionFailed) and await self._holds(client, key, body):
@@ -131,7 +133,7 @@ class S3fsStore(ObjectStore):
 
         async def send(number: int, pieces: Sequence[memoryview]) -> dict[str, Any]:
             try:
-                reply = await client.upload_part(**names, PartNumber=number, Body=_body(pieces))
+                reply = await client.upload_part(**names, PartNumber=number, Body=_stream(_body(pieces)))
             except S3FS_ERRORS as e:
                 raise self._error(e, "put", key) from e
             return {"PartNumber": number, "ETag": reply["ETag"]}
@@ -273,6 +275,11 @@ def _meta(key: str, reply: Any, size: int) -> ObjectMeta:
         version_id=reply.get("VersionId"),
         modified=modified.timestamp() if modified is not None else 0.0,
     )
+
+
+def _stream(data: bytes) -> bytes | io.BytesIO:
+    """A long body as a stream (which shares its memory), so that sending it does not hold up the event loop."""
+    return data if len(data) < _LONG_BODY else io.BytesIO(data)
 
 
 def _body(pieces: Sequence[memoryview]) -> bytes:

@@ -102,6 +102,7 @@ def test_settings_that_cannot_work(origin: Origin) -> None:
         (Refusal(403, "RequestTimeTooSkewed"), "get", ClockSkewed, "clock"),
         (Refusal(403, "ExpiredToken"), "get", CredentialsExpired, "expired"),
         (Refusal(400, "ExpiredToken"), "get", CredentialsExpired, "expired"),
+        (Refusal(401, None, "no token"), "get", Denied, "no credentials that the store accepts: no token"),
         (Refusal(412, "PreconditionFailed"), "put", PreconditionFailed, "state"),
         (Refusal(409, "ConditionalRequestConflict"), "put", PreconditionFailed, "state"),
         (Refusal(416, "InvalidRange"), "get", Changed, "shorter"),
@@ -122,6 +123,11 @@ def test_one_error_for_each_situation(refusal: Refusal, doing: str, kind: type[S
     assert type(error) is kind
     assert says in str(error) and str(error).startswith("s3://b/k: ")
     assert type(pickle.loads(pickle.dumps(error))) is kind
+
+
+def test_the_way_out_is_that_of_the_cloud() -> None:
+    for url, variable in (("gs://b/k", "GOOGLE_"), ("az://b/k", "AZURE_"), ("s3://b/k", "AWS_"), ("s3a://b", "AWS_")):
+        assert variable in str(error_for(Refusal(401), "get", url=url))
 
 
 def test_a_skewed_clock_is_not_called_denied_or_missing() -> None:

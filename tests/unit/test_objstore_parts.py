@@ -317,6 +317,13 @@ Debug source:
 Generic {{
     store: "S3",
 """
+TOKEN = """Error performing GET http://169.254.169.254/ in 1ms - Server returned non-2xx status code: 403
+
+Debug source:
+Generic {
+    store: "GCS",
+    source: TokenRequest {
+"""
 XML = "<Error><Code>{code}</Code><Message>in its own words</Message></Error>"
 
 
@@ -349,6 +356,8 @@ def generic(status: int, code: str, key: str = "k") -> obx.GenericError:
         (obx.GenericError("Generic LocalFileSystem error: x\n source: StartTooLarge {"), Refusal(416)),
         (obx.GenericError("Generic LocalFileSystem error: Not a directory (os error 20)"), Refusal(404)),
         (obx.GenericError("Generic LocalFileSystem error: Permission denied (os error 13)"), Refusal(403)),
+        (obx.GenericError(TOKEN), Refusal(401)),
+        (obx.InvalidPathError("Encountered object with invalid path"), Refusal(400)),
         (NotImplementedError("Operation `put_opts` not yet implemented"), Refusal(400)),
         (obx.GenericError("something quite new"), Refusal(cut=True)),
         # Names of keys that look like reasons.
