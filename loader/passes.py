@@ -122,12 +122,22 @@ class PassPlan:
         at_once = max(1, _LOCATE * self.rule.place.world // self.rule.global_batch)
         for start in range(0, len(own), at_once):
             batches = own[start : start + at_once]
-            parts = [self.positions(batch) for batch in batches]
-            places = self.places(np.concatenate(parts))
+            positions = self._several(batches)
+            places = self.places(np.concatenate(positions))
             at = 0
-            for batch, part in zip(batches, parts, strict=True):
-                yield batch, self.stamp(batch, len(part)), places[at : at + len(part)]
-                at += len(part)
+            for batch, part in zip(batches, positions, strict=True):
+                size = len(part)
+                yield batch, self.stamp(batch, size), places[at : at + size]
+                at += size
+
+    def _several(self, batches: range) -> list[Int64s]:
+        """The positions of some batches. With one node all whole batches are the same run, moved along."""
+        whole = batches if batches[-1] + 1 < self.batches else batches[:-1]
+        out: list[Int64s] = []
+        if len(whole):
+            moved = np.arange(len(whole), dtype=np.int64)[:, None] * (batches.step * self.rule.global_batch)
+            out = list(self.positions(whole[0]) + moved)
+        return out if len(whole) == len(batches) else [*out, self.positions(batches[-1])]
 
 
 class Prefetch:
