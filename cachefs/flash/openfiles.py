@@ -52,7 +52,8 @@ class OpenFiles:
             slot.pins -= pins
             if not slot.in_use:
                 file = self.detach()
-                index.changed.notify_all()
+            if not slot.pins:
+                index.changed.notify_all()  # a closing store waits for operations, whether or not leases are left
         if file is not None:
             file.close()
 

@@ -7,16 +7,19 @@ import json
 import logging
 import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
 
 from cachefs.client import Client, connect
 from cachefs.daemon.disk import REOPEN_INTERVAL
+from cachefs.flash import EntryKey, FlashStore
 from cachefs.flash.health import PROBE_INTERVAL
+from cachefs.metrics import Metrics
 from cachefs.testing.clock import ManualClock
 from cachefs.testing.diskops import CHANGES, WatchedOps
-from cachefs.testing.enginebox import CHUNK
+from cachefs.testing.enginebox import CHUNK, box_settings
 from cachefs.testing.scripted import ScriptedStore
 from cachefs.testing.served import Served, served
 
@@ -136,3 +139,35 @@ def test_a_file_that_rotted_while_no_daemon_ran_is_healed_under_its_readers(tmp_
             assert shard.cached
             shard.close()
         assert client.stats()["flash_bad_chunks"] == 1
+
+
+class SlowOps(WatchedOps):
+    """Writes of data wait for ``go``, once ``slow`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = False
+        self.writing, self.go = threading.Event(), threading.Event()
+
+    def before(self, call: str, name: str) -> None:
+        if self.slow and call == "write":
+            self.writing.set()
+            assert self.go.wait(30)
+
+
+def test_closing_waits_for_a_write_under_a_lease_and_no_longer(tmp_path: Path) -> None:
+    ops = SlowOps()
+    store = FlashStore.open(box_settings(tmp_path / "cache"), metrics=Metrics(), ops=ops)
+    entry = store.create(EntryKey("e", "s3://b/k", "v"), 2 * CHUNK, lease=True)
+    ops.slow = True
+    writer = threading.Thread(target=entry.write_chunk, args=(0, bytes(CHUNK)))
+    closer = threading.Thread(target=store.close)
+    writer.start()
+    assert ops.writing.wait(30)
+    closer.start()
+    closer.join(0.1)
+    assert closer.is_alive(), "a write is under way"
+    ops.go.set()
+    writer.join(30)
+    closer.join(20)
+    assert not closer.is_alive()
