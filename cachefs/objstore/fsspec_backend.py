@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import ConfigError, NotFound, StoreError
 from .abc import Listing, ObjectMeta, ObjectStore
 from .buffers import as_pieces, check_range, check_version
-from .replies import Refusal, error_for, shorten
+from .replies import Refusal, error_for, refusal_of_os_error, shorten
 from .tasks import all_of
 from .url import ObjectUrl
 
@@ -170,16 +170,8 @@ def refusal_of(error: BaseException) -> Refusal:
     status = getattr(error, "status", None) or getattr(error, "status_code", None)
     if isinstance(status, int) and 300 <= status < 600:
         return Refusal(status, None, str(error))
-    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-        return Refusal(404, None, str(error))
-    if isinstance(error, PermissionError):
-        return Refusal(403, None, str(error))
-    if isinstance(error, FileExistsError):
-        return Refusal(412, None, str(error))
-    if isinstance(error, TimeoutError):
-        return Refusal(stalled=True, detail=str(error))
     if isinstance(error, OSError):
-        return Refusal(cut=True, detail=str(error))
+        return refusal_of_os_error(error)
     return Refusal(400, type(error).__name__, str(error))
 
 

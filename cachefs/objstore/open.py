@@ -10,6 +10,7 @@ from .abc import ObjectStore
 from .backoff import RetryPolicy
 from .credentials import CredentialSource
 from .limiter import Limiter
+from .local_backend import LocalStore
 from .native import RUNTIME
 from .presets import resolve
 from .retry import RetryingStore
@@ -51,12 +52,15 @@ def open_store(
 def open_backend(url: ObjectUrl, origin: Origin, policy: RetryPolicy) -> ObjectStore:
     """The backend that ``origin.backend`` names, without the retry policy.
 
-    ``"auto"``: obstore, and for what it cannot do exactly (:mod:`.route`) s3fs or fsspec. In a process forked from one
+    ``"auto"``: obstore, and for what it cannot do exactly (:mod:`.route`) s3fs or fsspec; local files are read as they
+    are (:mod:`.local_backend`). In a process forked from one
     that used obstore, s3fs or fsspec for everything (:mod:`.native`).
     """
     backend = origin.backend.lower()
     if backend not in _BACKENDS:
         raise ConfigError(f"no backend {origin.backend!r}", hint=f"one of {', '.join(_BACKENDS)}")
+    if url.scheme == "file" and backend != "obstore":
+        return LocalStore()
     if backend == "auto" and not RUNTIME.usable and url.scheme != "memory":
         backend = "fsspec"
     if url.scheme in _S3:

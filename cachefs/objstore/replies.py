@@ -8,6 +8,7 @@ Codes: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from ..errors import (
     Throttled,
     Unavailable,
 )
+
+# Errors of a disk that will be the same in a second.
+_HOPELESS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTSUP})
 
 _CREDENTIAL_HINTS = {
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS",
@@ -66,6 +70,21 @@ class Refusal:
     cut: bool = False
     stalled: bool = False
     garbled: bool = False
+
+
+def refusal_of_os_error(error: OSError) -> Refusal:
+    """What the error of a system call, or of a library that raises Python's own classes, stands for."""
+    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+        return Refusal(404, None, str(error))
+    if isinstance(error, PermissionError):
+        return Refusal(403, None, str(error))
+    if isinstance(error, FileExistsError):
+        return Refusal(412, None, str(error))
+    if isinstance(error, TimeoutError):
+        return Refusal(stalled=True, detail=str(error))
+    if error.errno in _HOPELESS:
+        return Refusal(400, errno.errorcode.get(error.errno or 0), error.strerror or str(error))
+    return Refusal(cut=True, detail=error.strerror or str(error))
 
 
 def credential_hint(url: str) -> str:

@@ -41,8 +41,12 @@ async def all_of(work: Iterable[Callable[[], Awaitable[T]]], *, at_once: int) ->
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel those that still run and wait until they have ended; their errors are their owner's business."""
+    tasks = list(tasks)
     pending = [task for task in tasks if not task.done()]
     for task in pending:
         task.cancel()
     if pending:
         await asyncio.wait(pending)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # looked at, so that asyncio does not report it as forgotten

@@ -36,10 +36,10 @@ class StoreContract:
     """The tests. Attributes that a subclass overrides where its store can do less:
 
     ``prefix``: where the test's keys go. ``can_condition``: conditional create. ``can_match``: conditional overwrite.
-    ``keeps_odd_keys``: keys that are no paths. ``refuses_odd_keys``: such a key is a ``ConfigError`` (else it is not
-    tested what becomes of it). ``special_names``: single segments that it keeps apart. ``nests``: ``k`` and ``k/1``
-    can both be objects. ``long_segment``: bytes in one segment. ``many``: number of objects that a listing of several
-    pages is tested with (0: not tested).
+    ``keeps_odd_keys``: the ``odd_keys``, which are no paths. ``refuses_odd_keys``: such a key is a ``ConfigError``
+    (else it is not tested what becomes of it). ``special_names``: single segments that it keeps apart. ``nests``:
+    ``k`` and ``k/1`` can both be objects. ``long_segment``: bytes in one segment. ``many``: number of objects that a
+    listing of several pages is tested with (0: not tested).
     """
 
     prefix = ""
@@ -47,6 +47,7 @@ class StoreContract:
     can_match = True
     keeps_odd_keys = False
     refuses_odd_keys = False
+    odd_keys: tuple[str, ...] = ODD_KEYS
     special_names: tuple[str, ...] = SPECIAL_NAMES
     nests = True
     long_segment = 300
@@ -375,7 +376,7 @@ class StoreContract:
         self._kept_apart(keys)
 
     def test_odd_keys(self) -> None:
-        keys = [self.key(name) for name in ODD_KEYS]
+        keys = [self.key(name) for name in self.odd_keys]
         if self.keeps_odd_keys:
             self._kept_apart([*keys, self.key("lead"), self.key("trail"), self.key("a/b"), self.key("x")])
         elif self.refuses_odd_keys:
@@ -403,7 +404,10 @@ class StoreContract:
 
     def _kept_apart(self, keys: list[str]) -> None:
         """Each key has its own content, from its name and from a listing, and deleting one leaves the others."""
-        contents = {key: f"{i}:{unicodedata.normalize('NFD', key)}".encode() for i, key in enumerate(keys)}
+        contents = {
+            key: f"{i}:{unicodedata.normalize('NFD', key)}".encode(errors="surrogateescape")
+            for i, key in enumerate(keys)
+        }
         assert len(contents) == len(keys)
 
         async def body(store: ObjectStore) -> None:

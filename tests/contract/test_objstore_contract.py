@@ -14,7 +14,7 @@ from cachefs.testing.motoserver import MotoServer
 from cachefs.testing.seaweed import SeaweedServer
 from cachefs.testing.store_contract import StoreContract
 from cachefs.testing.stores import DictStore
-from cachefs.testing.strategies import SPECIAL_NAMES
+from cachefs.testing.strategies import ODD_KEYS, SPECIAL_NAMES
 
 
 class TestDict(StoreContract):
@@ -42,20 +42,35 @@ class TestMemory(StoreContract):
         return open_store(self.url, Origin())
 
 
-class TestFile(StoreContract):
+class _OnFiles(StoreContract):
+    backend = "auto"
     can_match = False
+    refuses_odd_keys = True
     nests = False
     long_segment = 200
-    special_names = tuple(
-        name for name in SPECIAL_NAMES if name != "h#1"
-    )  # object_store's own name for temporary files
+    many = 0
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
         self.prefix = f"{tmp_path}/"
 
     def open(self) -> ObjectStore:
-        return open_store("file:///", Origin())
+        return open_store("file:///", Origin(backend=self.backend))
+
+
+class TestFile(_OnFiles):
+    odd_keys = tuple(key for key in ODD_KEYS if "\t" not in key)
+
+    def test_any_name_that_a_file_can_have(self) -> None:
+        names = ("x", "x#1", "tab\there", "new\nline", "no\udcffunicode")
+        self._kept_apart([self.key(name) for name in names])
+
+
+class TestFileObstoreAlone(_OnFiles):
+    backend = "obstore"
+    special_names = tuple(
+        name for name in SPECIAL_NAMES if name != "h#1"
+    )  # object_store's own name for temporary files
 
 
 class TestFsspecMemory(StoreContract):
