@@ -92,7 +92,7 @@ class Engine:
         Raises the origin's errors, among them ``Changed`` for a ``version`` that is no more.
         """
         target = _remote(url)
-        async with self._origins.bucket(target, access) as bucket:
+        with self._origins.bucket(target, access) as bucket:
             meta = await bucket.bind(target, version, size)
             source = Source(bucket, target, meta)
             try:
@@ -136,7 +136,7 @@ class Engine:
         if not 0 <= start <= end <= size or end - start > MOST_FETCH:
             raise ConfigError(f"bytes {start} to {end} cannot be read at once", url=url)
         target = _remote(url)
-        async with self._origins.bucket(target, access) as bucket:
+        with self._origins.bucket(target, access) as bucket:
             meta = await bucket.bind(target, version, size)
             async with self._transfers.turn(bucket.lane, end - start):
                 data = await bucket.get_range(target, meta, start, end)
@@ -146,7 +146,7 @@ class Engine:
     async def stat(self, url: str, access: Access) -> ObjectStat:
         """One object as the origin has it now."""
         target = _remote(url)
-        async with self._origins.bucket(target, access) as bucket:
+        with self._origins.bucket(target, access) as bucket:
             meta = await bucket.head(target, fresh=True)
         cached = await self._disk.cached_bytes(entry_key(target, access, meta))
         return ObjectStat(str(target), meta.size, meta.version, cached)
@@ -161,7 +161,7 @@ class Engine:
             held = {
                 (e.url, e.version): e.cached_bytes for e in await self._disk.entries() if e.endpoint == access.endpoint
             }
-        async with self._origins.bucket(target, access) as bucket:
+        with self._origins.bucket(target, access) as bucket:
             async for page in bucket.list(target, delimiter=delimiter):
                 found = [_listed(target, meta, held) for meta in page.objects if not meta.key.endswith("/")]
                 yield [*found, *(ObjectStat(str(target.with_key(p)), 0, "") for p in page.prefixes)]
@@ -205,6 +205,7 @@ class Engine:
     async def tidy(self) -> None:
         """Housekeeping, to be called every second or two."""
         await self._holdings.trim()
+        await self._origins.close_idle()
         await self._disk.tidy()
 
     async def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,7 @@ class Access:
 
 
 class Bucket:
-    """One bucket reached with one set of credentials. Belongs to one event loop."""
+    """One bucket reached with one set of credentials. Belongs to one event loop. ``with`` counts as a user of it."""
 
     def __init__(self, store: ObjectStore, lane: Lane, clock: Clock) -> None:
         self.store = store
@@ -54,6 +53,13 @@ class Bucket:
         self._clock = clock
         self._heads: OrderedDict[str, tuple[ObjectMeta, float]] = OrderedDict()
         self._asking: SingleFlight[ObjectMeta] = SingleFlight()
+
+    def __enter__(self) -> Bucket:
+        self.users += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.users -= 1
 
     async def head(self, target: ObjectUrl, *, fresh: bool = False) -> ObjectMeta:
         """Size and version of an object, remembered for :data:`HEAD_TTL` unless ``fresh``.
@@ -140,9 +146,8 @@ class Origins:
         self._clock = clock
         self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
 
-    @asynccontextmanager
-    async def bucket(self, target: ObjectUrl, access: Access) -> AsyncIterator[Bucket]:
-        """The bucket of a URL as this client reaches it, kept open during the block.
+    def bucket(self, target: ObjectUrl, access: Access) -> Bucket:
+        """The bucket of a URL as this client reaches it; use it within ``with``, or count yourself as a user.
 
         Raises :class:`ConfigError` for a scheme nobody serves.
         """
@@ -150,28 +155,22 @@ class Origins:
         found = self._buckets.get(key)
         if found is None:
             store = self._opener(target.with_key(""), access.origin)
-            lane = self._transfers.lane(self._parallel)
-            found = self._buckets[key] = Bucket(store, lane, self._clock)
-            await self._close_idle()
+            found = self._buckets[key] = Bucket(store, self._transfers.lane(self._parallel), self._clock)
         self._buckets.move_to_end(key)
-        found.users += 1
-        try:
-            yield found
-        finally:
-            found.users -= 1
+        return found
+
+    async def close_idle(self) -> None:
+        """Close the least recently used buckets beyond a bound that nobody uses."""
+        surplus = max(0, len(self._buckets) - _BUCKETS)
+        for key in [k for k, b in self._buckets.items() if not b.users and b.lane.idle][:surplus]:
+            bucket = self._buckets.pop(key)
+            self._transfers.remove(bucket.lane)
+            await bucket.store.close()
 
     async def close(self) -> None:
         buckets = list(self._buckets.values())
         self._buckets.clear()
         for bucket in buckets:
-            await bucket.store.close()
-
-    async def _close_idle(self) -> None:
-        surplus = len(self._buckets) - _BUCKETS
-        idle = [k for k, b in list(self._buckets.items())[:-1] if not b.users and b.lane.idle]
-        for key in idle[: max(0, surplus)]:
-            bucket = self._buckets.pop(key)
-            self._transfers.remove(bucket.lane)
             await bucket.store.close()
 
 

@@ -475,3 +475,23 @@ def test_idle_entries_are_dropped_after_a_moment(tmp_path: Path) -> None:
         assert [e.leases for e in await box.engine.entries()] == [0]
 
     drive(tmp_path, store, test, clock=clock)
+
+
+def test_buckets_that_nobody_uses_are_closed_beyond_a_bound(tmp_path: Path) -> None:
+    made: list[ScriptedStore] = []
+
+    def choose(origin: Origin) -> ScriptedStore:
+        made.append(ScriptedStore({"k": b"x"}))
+        return made[-1]
+
+    async def test(box: EngineBox) -> None:
+        kept = await box.engine.open("s3://bucket/k", Access.by(Origin(session_token="kept")), None, None)
+        for i in range(70):
+            access = Access.by(Origin(endpoint="http://h", session_token=str(i)))
+            await box.read(await box.engine.open("s3://bucket/k", access, None, None))
+        await box.engine.tidy()
+        assert [store.closed for store in made] == [False, *[True] * 7, *[False] * 63]
+        box.engine.release(kept)
+
+    drive(tmp_path, ScriptedStore(), test, choose=choose)
+    assert all(store.closed for store in made)
