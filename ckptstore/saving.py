@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
+from concurrent.futures import thread as _pools  # noqa: F401 - see _before_pools_shut_down
 
 from cachefs.errors import DeadlineExceeded
 
@@ -83,15 +85,21 @@ class Save:
 class Background:
     """Runs one save at a time on a thread of its own, which ends with the save.
 
-    The thread is not a daemon: an interpreter that exits waits for it.
+    An interpreter that exits waits for it: up to ``exit_timeout`` s before it shuts its thread pools down, which a save
+    to an object store needs, and, as the thread is not a daemon, until it ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exit_timeout: float) -> None:
         self._current: Save | None = None
         self._thread: threading.Thread | None = None
+        self._exit_timeout = exit_timeout
+        self._registered = False
 
     def start(self, save: Save, work: Callable[[], StepRef], *, reported: bool = False) -> None:
         """Begin ``work``. The caller has waited for the one before. ``reported``: its error is known already."""
+        if not self._registered:
+            _before_pools_shut_down(weakref.ref(self))
+            self._registered = True
         self._current = save
         save._reported = reported
         self._thread = threading.Thread(target=self._run, args=(save, work), name=f"ckptstore-save-{save.step}")
@@ -113,6 +121,13 @@ class Background:
         """The error of the last save, if nobody was told."""
         return self._current.take_error() if self._current is not None else None
 
+    def finish(self) -> None:
+        """Wait for what is under way, at the interpreter's exit."""
+        try:
+            self.wait(self._exit_timeout)
+        except DeadlineExceeded as e:  # nobody is left to raise it to
+            logger.error("%s", e)
+
     def _run(self, save: Save, work: Callable[[], StepRef]) -> None:
         ref: StepRef | None = None
         error: BaseException | None = None
@@ -122,3 +137,21 @@ class Background:
             error = e
             logger.error("the save of step %d failed: %s", save.step, e)  # for a program that ends without asking
         save._end(ref, error)
+
+
+def _before_pools_shut_down(background: weakref.ref[Background]) -> None:
+    """Have a save finished before ``concurrent.futures`` refuses new work at exit.
+
+    That module does so in a callback of ``threading._register_atexit``, and callbacks run in reverse order. ``atexit``
+    would be too late: it comes after them. Without this function (it is not public) such a save fails, and says so.
+    """
+    register = getattr(threading, "_register_atexit", None)
+    if register is None:
+        return
+
+    def finish() -> None:
+        alive = background()
+        if alive is not None:
+            alive.finish()
+
+    register(finish)

@@ -67,7 +67,9 @@ class CheckpointStore:
     ``allow_pickle``: save and load other Python objects by pickle; a pickle from outside can run any code.
 
     Calls belong to one thread; only :class:`Save` may be handed around. Use it as a context manager or call
-    :meth:`close`: a save that nobody waited for may not be durable, and its failure is only logged.
+    :meth:`close`: a program that just ends waits for its save, but a failure then is only logged.
+
+    Where ranks should not meet, say for one that reads alone: ``backing=Backing(meeting=ckptstore.ranks.alone())``.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class CheckpointStore:
         self._device = backing.device
         self._save_options = save_options or SaveOptions()
         self._saver: Saver | None = None
-        self._background = Background()
+        self._background = Background(self._timeouts.save)
         self._loads = 0
         self._closed = False
 

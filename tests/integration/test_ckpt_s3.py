@@ -97,6 +97,23 @@ def test_the_command_line_in_a_bare_shell(seaweed: Any, s3_bucket: str, tmp_path
 
 
 @pytest.mark.s3
+def test_a_program_that_ends_without_waiting_finishes_its_save(seaweed: Any, s3_bucket: str) -> None:
+    script = """
+import sys, torch
+from cachefs.config import Origin
+from ckptstore import CheckpointStore
+origin = Origin(endpoint=sys.argv[2], region="us-east-1", access_key_id=sys.argv[3], secret_access_key=sys.argv[4])
+CheckpointStore(sys.argv[1], origin=origin).save_async(1, {"x": torch.ones(1 << 22)})
+"""
+    url = f"s3://{s3_bucket}/run"
+    argv = [url, seaweed.endpoint, seaweed.access_key, seaweed.secret_key]
+    done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "failed" not in done.stderr
+    with CheckpointStore(url, origin=seaweed.origin) as store:
+        assert store.latest() == 1 and store.verify() == []
+
+
+@pytest.mark.s3
 def test_wrong_credentials_are_one_clear_error(seaweed: Any, s3_bucket: str) -> None:
     origin = Origin(endpoint=seaweed.endpoint, region="us-east-1", access_key_id="nobody", secret_access_key="nothing")
     with CheckpointStore(f"s3://{s3_bucket}/run", origin=origin) as store:
