@@ -33,13 +33,11 @@ store.save(1, {"x": torch.ones(4)})
 store.save_async(2, {"x": torch.ones(4)})
 if sys.argv[2] == "close":
     store.close()
-elif sys.argv[2] == "wait":
-    store.wait()
 print("end")
 """
 
 
-@pytest.mark.parametrize("how", ["close", "wait", "nothing"])
+@pytest.mark.parametrize("how", ["close", "nothing"])
 def test_a_failure_of_the_last_save_is_not_silent(how: str, tmp_path: Path) -> None:
     done = run(FAILING, str(tmp_path), how)
     assert "the save of step 2 failed" in done.stderr
