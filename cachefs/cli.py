@@ -132,9 +132,12 @@ def _serve_detached(settings: Settings, report_fd: int) -> NoReturn:
 
 
 def _serve(settings: Settings, report_fd: int | None, *, echo: bool) -> NoReturn:
+    from .cloudvars import belongs_to_a_client
     from .daemon.lifecycle import run
     from .launch import write_report
 
+    for name in filter(belongs_to_a_client, list(os.environ)):
+        del os.environ[name]  # a client that sends no key or endpoint shall not get those of whoever started us
     code = 0
     try:
         run(settings, lambda error: None if report_fd is None else write_report(report_fd, error), echo=echo)

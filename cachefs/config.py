@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from .cloudvars import carried
 from .errors import ConfigError
 from .hashing import name_digest
 
@@ -32,7 +33,8 @@ class Origin:
     appear in ``repr`` and are never logged.
 
     ``preset`` names a cloud (``aws``, ``aliyun``, ``minio``, ...) and fixes the addressing style; ``addressing`` is
-    ``"auto" | "path" | "virtual"``. ``backend`` is ``"auto" | "obstore" | "fsspec"``.
+    ``"auto" | "path" | "virtual"``. ``backend`` is ``"auto" | "obstore" | "fsspec"``. ``extra`` maps variables of the
+    other clouds (``AZURE_STORAGE_ACCOUNT_NAME``, ``GOOGLE_SERVICE_ACCOUNT`` ...) to values, as pairs sorted by name.
     """
 
     endpoint: str | None = None
@@ -45,6 +47,7 @@ class Origin:
     access_key_id: str | None = field(default=None, repr=False)
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
+    extra: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Origin:
@@ -61,6 +64,7 @@ class Origin:
             access_key_id=env.get("AWS_ACCESS_KEY_ID") or None,
             secret_access_key=env.get("AWS_SECRET_ACCESS_KEY") or None,
             session_token=env.get("AWS_SESSION_TOKEN") or None,
+            extra=carried(env),
         )
 
     def identity(self) -> str:

@@ -2,7 +2,7 @@
 
 The daemon gets no descriptor of ours but the writing end of a pipe, on which it reports once that it serves, that
 another one does, or why it cannot. It forks before it reports, so it is nobody's child and leaves no zombie here.
-Settings travel in environment variables: nothing of the origin, so no secret, is passed at all.
+Settings travel in environment variables; keys, accounts and endpoints do not: they are each client's own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from .clock import SYSTEM_CLOCK, Clock
+from .cloudvars import belongs_to_a_client
 from .config import Settings
 from .errors import ConfigError, DaemonUnavailable, NearflashError
 from .protocol import Failed
@@ -87,8 +88,11 @@ def _reap(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def daemon_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a daemon that shall have these settings, whatever files and folders it starts in."""
-    env = {k: v for k, v in environ.items() if k != "NEARFLASH_CONFIG"}
+    """The environment of a daemon that shall have these settings, whatever files and folders it starts in.
+
+    It serves clients with other credentials than those of ours, so that none of these are in it.
+    """
+    env = {k: v for k, v in environ.items() if k != "NEARFLASH_CONFIG" and not belongs_to_a_client(k)}
     for field in fields(settings):
         value = getattr(settings, field.name)
         name = f"NEARFLASH_{field.name.upper()}"

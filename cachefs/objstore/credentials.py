@@ -2,8 +2,9 @@
 
 In this order: the origin's own keys (arguments, or ``AWS_ACCESS_KEY_ID`` in the environment that made it); none, when
 it is anonymous; else botocore's provider chain: profile, web identity, SSO, credentials file, ``credential_process``,
-container, instance metadata. That chain renews what it gives by itself. It bounds the question to the instance
-metadata service to two seconds, so a machine without any credentials gets its error soon.
+container, instance metadata; not this process's own ``AWS_ACCESS_KEY_ID`` and ``AWS_PROFILE``, since a daemon works for
+clients with other ones. That chain renews what it gives by itself. It bounds the question to the instance metadata
+service to two seconds, so a machine without any credentials gets its error soon.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ class CredentialSource:
     def _look_up(self) -> Any:
         from botocore.session import Session
 
-        session = Session(profile=self._origin.profile)
+        # As botocore has them, but for the environment variables: (name in the file, variables, default, conversion).
+        named = {"profile": (None, None, None, None), "region": ("region", None, self._origin.region, None)}
+        session = Session(session_vars=named, profile=self._origin.profile)
+        if self._origin.profile is None:  # with one, the chain leaves it out by itself
+            session.get_component("credential_provider").remove("env")
         session.set_config_variable("metadata_service_timeout", 1)
         session.set_config_variable("metadata_service_num_attempts", 1)
         return session.get_credentials()

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 from obstore import exceptions as obx
 from obstore import store as obstore_stores
 
+from ..cloudvars import AZURE, GOOGLE, store_options
 from ..config import Origin
 from ..errors import ConfigError
 from .backoff import RetryPolicy
@@ -34,12 +35,13 @@ def open_obstore(url: ObjectUrl, origin: Origin, policy: RetryPolicy, source: Cr
         case "s3" | "s3a":
             return _open_s3(url, resolve(origin, url.bucket), policy, source)
         case "gs":
-            options = _if_set(skip_signature=origin.anonymous or None)
+            options = store_options(GOOGLE, origin.extra) | _if_set(skip_signature=origin.anonymous or None)
             return _open_cloud(url, obstore_stores.GCSStore, options, policy)
         case "az":
             # An origin's endpoint is that of S3 (AWS_ENDPOINT_URL) unless it says otherwise.
             endpoint = origin.endpoint if origin.preset == "azure" else None
-            options = _if_set(skip_signature=origin.anonymous or None, endpoint=endpoint)
+            own = _if_set(skip_signature=origin.anonymous or None, endpoint=endpoint)
+            options = store_options(AZURE, origin.extra) | own
             return _open_cloud(url, obstore_stores.AzureStore, options, policy)
         case "http" | "https":
             return _open_http(url, policy)
@@ -55,14 +57,16 @@ def open_obstore(url: ObjectUrl, origin: Origin, policy: RetryPolicy, source: Cr
 
 def _open_s3(url: ObjectUrl, access: Access, policy: RetryPolicy, source: CredentialSource) -> ObstoreStore:
     def connect() -> Clients:
-        # All of these are given, so that none of obstore's own environment variables mixes in.
+        # All of these are given, so that none of obstore's own environment variables mixes in: the endpoint twice,
+        # because AWS_ENDPOINT_URL_S3 is an option apart, which wins over the other.
+        endpoint = access.bucket_endpoint(url.bucket)
         options: dict[str, Any] = {
+            "endpoint": endpoint,
+            "aws_endpoint_url_s3": endpoint,
             "region": access.region,
             "virtual_hosted_style_request": access.virtual,
             "skip_signature": source.anonymous,
         }
-        if access.endpoint is not None:
-            options["endpoint"] = access.bucket_endpoint(url.bucket)
         if not source.anonymous:
             source.keys(url.root)  # raises when there are none, in our own words
             options["credential_provider"] = ObstoreProvider(source, url.root)
@@ -80,7 +84,7 @@ def _open_cloud(url: ObjectUrl, kind: Any, options: dict[str, Any], policy: Retr
     def make(**http: Any) -> Any:
         return kind(url.bucket, **options, **http)
 
-    plain = str(options.get("endpoint", "")).startswith("http://")
+    plain = str(options.get("endpoint") or options.get("base_url")).startswith("http://")
     return ObstoreStore(url.root, lambda: _clients(url, make, policy, plain_http=plain), Traits())
 
 

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True)
 class Preset:
-    """One cloud. ``endpoint`` may hold ``{region}``; ``None``: the user has to name it (or, for AWS, the SDK knows).
+    """One cloud. ``endpoint`` may hold ``{region}``; ``None``: the user has to name it.
 
     ``virtual``: buckets are virtual hosts unless something speaks against it; ``virtual_only``: path style is refused.
     ``host``: what the names of the cloud's own endpoints end in, to know it by. ``bulk_delete``: DeleteObjects works.
@@ -39,7 +39,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         p.name: p
         for p in (
-            Preset("aws", virtual=True, host=".amazonaws.com"),
+            Preset("aws", "https://s3.{region}.amazonaws.com", virtual=True, host=".amazonaws.com"),
             Preset(
                 "aliyun",
                 "https://s3.oss-{region}.aliyuncs.com",
@@ -84,20 +84,20 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach one bucket. ``endpoint`` is without the bucket (``None``: AWS's own for the region)."""
+    """How to reach one bucket. ``endpoint`` is without the bucket."""
 
-    endpoint: str | None
+    endpoint: str
     region: str
     virtual: bool
     bulk_delete: bool = True
 
     @property
     def plain_http(self) -> bool:
-        return self.endpoint is not None and self.endpoint.startswith("http://")
+        return self.endpoint.startswith("http://")
 
-    def bucket_endpoint(self, bucket: str) -> str | None:
+    def bucket_endpoint(self, bucket: str) -> str:
         """The endpoint with the bucket as its first label, for clients that want it so; path style: unchanged."""
-        if self.endpoint is None or not self.virtual:
+        if not self.virtual:
             return self.endpoint
         scheme, _, host = self.endpoint.partition("://")
         return f"{scheme}://{bucket}.{host}"
@@ -128,14 +128,15 @@ def resolve(origin: Origin, bucket: str) -> Access:
         raise ConfigError("Azure does not speak S3", url=f"s3://{bucket}", hint="write az://container/key")
     region = origin.region or (preset.region if preset else "us-east-1")
     endpoint = origin.endpoint
-    if endpoint is None and preset is not None and preset.name != "aws":
-        if preset.endpoint is None:
-            raise ConfigError(
-                f"the preset {preset.name} needs an endpoint", url=f"s3://{bucket}", hint="set AWS_ENDPOINT_URL"
-            )
+    if endpoint is None:
+        if preset is None or preset.endpoint is None:
+            name = preset.name if preset else "none"
+            raise ConfigError(f"the preset {name} needs an endpoint", url=f"s3://{bucket}", hint="set AWS_ENDPOINT_URL")
         endpoint = preset.endpoint.format(region=region)
+        if preset.name == "aws" and region.startswith("cn-"):
+            endpoint += ".cn"  # the Chinese regions are a partition with a domain of its own
     return Access(
-        endpoint=_checked(endpoint) if endpoint else None,
+        endpoint=_checked(endpoint),
         region=region,
         virtual=_is_virtual(origin, preset, bucket),
         bulk_delete=preset.bulk_delete if preset else True,

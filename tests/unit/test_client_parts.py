@@ -179,6 +179,14 @@ def test_the_daemons_environment_has_the_settings_and_no_relative_config(tmp_pat
     assert "hush" not in repr(env)
 
 
+def test_the_daemons_environment_has_nothing_of_one_clients_account(tmp_path: Path) -> None:
+    where = {"AWS_CONFIG_FILE": "/c", "AWS_ROLE_ARN": "arn", "GOOGLE_APPLICATION_CREDENTIALS": "/g", "HTTPS_PROXY": "p"}
+    own = {"AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL_S3": "e", "AWS_PROFILE": "p", "AZURE_STORAGE_SAS_TOKEN": "t"}
+    env = daemon_environment(settings_in(tmp_path), {**where, **own, "GOOGLE_BEARER_TOKEN": "b", "FSSPEC_S3_KEY": "k"})
+    assert where.items() <= env.items()
+    assert not [name for name in env if name in own or name in {"GOOGLE_BEARER_TOKEN", "FSSPEC_S3_KEY"}]
+
+
 def test_the_runtime_folder_is_made_private_and_checked(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "run"
     make_runtime_dir(folder)

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.cloudvars import AZURE, GOOGLE, store_options
 from cachefs.config import Origin, Settings, default_socket, parse_size
 from cachefs.errors import ConfigError
+from cachefs.protocol import VERSIONS, Hello, decode_request, encode
 
 
 def test_arguments_win_over_environment_over_file_over_default(tmp_path: Path) -> None:
@@ -76,3 +78,16 @@ def test_origins_with_other_secrets_have_other_identities() -> None:
     a, b = Origin(access_key_id="k", secret_access_key="1"), Origin(access_key_id="k", secret_access_key="2")
     assert a.identity() != b.identity()
     assert a.identity() == Origin(access_key_id="k", secret_access_key="1").identity()
+
+
+def test_variables_of_other_clouds_travel_with_the_origin() -> None:
+    env = {"AZURE_STORAGE_ACCOUNT_KEY": "hush", "AZURE_STORAGE_ACCOUNT_NAME": "acc", "AZURE_DEVOPS_PAT": "no"}
+    origin = Origin.from_env(env)
+    assert origin.extra == (("AZURE_STORAGE_ACCOUNT_KEY", "hush"), ("AZURE_STORAGE_ACCOUNT_NAME", "acc"))
+    assert "hush" not in repr(origin)
+    assert origin.identity() != Origin().identity()
+    hello = Hello(VERSIONS, "s", 1, origin)
+    assert decode_request(encode(hello)[4:]) == hello
+    assert store_options(AZURE, origin.extra) == {"account_name": "acc", "account_key": "hush"}
+    both = (("GOOGLE_SERVICE_ACCOUNT", "/a"), ("GOOGLE_SERVICE_ACCOUNT_PATH", "/b"))
+    assert store_options(GOOGLE, both) == {"service_account": "/a"}

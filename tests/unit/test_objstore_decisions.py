@@ -37,12 +37,13 @@ from cachefs.testing.strategies import ODD_KEYS, SPECIAL_NAMES, keys, plain_keys
 @pytest.mark.parametrize(
     ("origin", "bucket", "endpoint", "virtual"),
     [
-        (Origin(), "b", None, True),
-        (Origin(), "dotted.bucket", None, False),
+        (Origin(), "b", "https://b.s3.us-east-1.amazonaws.com", True),
+        (Origin(region="cn-north-1"), "b", "https://b.s3.cn-north-1.amazonaws.com.cn", True),
+        (Origin(region="eu-west-1"), "dotted.bucket", "https://s3.eu-west-1.amazonaws.com", False),
         (Origin(endpoint="http://127.0.0.1:9000"), "b", "http://127.0.0.1:9000", False),
         (Origin(endpoint="http://127.0.0.1:9000/"), "b", "http://127.0.0.1:9000", False),
         (Origin(endpoint="http://10.0.0.1:9000", addressing="virtual"), "b", "http://b.10.0.0.1:9000", True),
-        (Origin(addressing="path"), "b", None, False),
+        (Origin(addressing="path"), "b", "https://s3.us-east-1.amazonaws.com", False),
         (Origin(preset="minio", endpoint="https://minio.lan"), "b", "https://minio.lan", False),
         (Origin(preset="aliyun"), "b", "https://b.s3.oss-cn-hangzhou.aliyuncs.com", True),
         (Origin(preset="aliyun", region="cn-beijing"), "b", "https://b.s3.oss-cn-beijing.aliyuncs.com", True),
@@ -59,7 +60,7 @@ from cachefs.testing.strategies import ODD_KEYS, SPECIAL_NAMES, keys, plain_keys
         (Origin(preset="aws", endpoint="https://s3.gateway.lan"), "b", "https://s3.gateway.lan", False),
     ],
 )
-def test_where_a_bucket_is(origin: Origin, bucket: str, endpoint: str | None, virtual: bool) -> None:
+def test_where_a_bucket_is(origin: Origin, bucket: str, endpoint: str, virtual: bool) -> None:
     access = resolve(origin, bucket)
     assert access.bucket_endpoint(bucket) == endpoint
     assert access.virtual is virtual
@@ -73,7 +74,7 @@ def test_every_preset_resolves_or_says_what_it_needs() -> None:
             assert "AWS_ENDPOINT_URL" in str(e) or "az://" in str(e)
         else:
             assert access.region == "some-region"
-            assert access.endpoint is None or access.endpoint.startswith("https://")
+            assert access.endpoint.startswith("https://")
 
 
 @pytest.mark.parametrize(
