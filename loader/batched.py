@@ -122,18 +122,18 @@ class TokenGather:
         source = self._get(int(places.shard[0])).source
         if self._plain:
             for array in arrays:
-                self._gather(source, places.index, array)
+                self._gather(source, places.row, array)
             return
         window, stored = self._window
-        scratch = np.empty((len(places.index), window), stored)
-        self._gather(source, places.index, scratch)
+        scratch = np.empty((len(places.row), window), stored)
+        self._gather(source, places.row, scratch)
         for (_, at), array in zip(self._parts, arrays, strict=True):
             np.copyto(array, scratch[:, at : at + self._length])
 
     def _from_many(self, places: Places, arrays: list[Any]) -> None:
         get, length = self._get, self._length
         parts = [(array, at, at + length) for (_, at), array in zip(self._parts, arrays, strict=True)]
-        for row, (number, i) in enumerate(zip(places.shard.tolist(), places.index.tolist(), strict=True)):
+        for row, (number, i) in enumerate(zip(places.shard.tolist(), places.row.tolist(), strict=True)):
             window = get(number).source[i]
             for array, first, last in parts:
                 array[row] = window[first:last]

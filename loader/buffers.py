@@ -11,7 +11,10 @@ its samples is never seen again.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,11 +35,30 @@ INDEX_BYTES = 64 << 20
 """Memory for sample indexes that are kept beyond the shards now open, per process."""
 PRIVATE_BYTES = 1 << 30
 """Memory for decompressed shards that are open at a time, per process; one is always allowed."""
+_POPULATE_MOST = 256 << 20
+_MADV_POPULATE_READ = 22
 
 
-def map_shard(shard: Shard) -> Bytes:
-    """All bytes of an open shard as one writable array over a fresh private mapping. Waits until they are there."""
-    return np.frombuffer(shard.view(), np.uint8)
+def map_shard(shard: Shard, *, whole: bool = False) -> Bytes:
+    """All bytes of an open shard as one writable array over a fresh private mapping. Waits until they are there.
+
+    ``whole``: all of it is about to be read in small pieces, so its pages are mapped now in one call.
+    """
+    view = shard.view()
+    if whole and len(view) <= _POPULATE_MOST:
+        _populate(view)
+    return np.frombuffer(view, np.uint8)
+
+
+def _populate(view: memoryview) -> None:
+    """Map all pages for reading at once: a fault for each costs as much as copying a few kilobytes.
+
+    Nothing depends on it: a kernel before 5.14 refuses, and then the pages are mapped when they are touched.
+    """
+    memory = view.obj
+    if sys.platform == "linux" and isinstance(memory, mmap.mmap):
+        with suppress(OSError):
+            memory.madvise(_MADV_POPULATE_READ)
 
 
 @dataclass
@@ -75,7 +97,7 @@ def open_mapped(
     """
     handle = client.open(url, version=version, size=size)
     try:
-        mapped = map_shard(handle)
+        mapped = map_shard(handle, whole=format is not None and format.dense)
         if format is None:
             format = detect(mapped, url) or WebDataset()
         data = format.unpack(mapped, url, limit=unpacked)

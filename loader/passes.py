@@ -127,7 +127,7 @@ class PassPlan:
             at = 0
             for batch, part in zip(batches, positions, strict=True):
                 size = len(part)
-                yield batch, self.stamp(batch, size), places[at : at + size]
+                yield batch, self.stamp(batch, size), places.part(at, at + size)
                 at += size
 
     def _several(self, batches: range) -> list[Int64s]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from cachefs.errors import MissingField
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Where one rank's part of one global batch stands in the order.
 
     All samples of that part share one stamp. ``end`` is the global position behind the batch: a run that has used the
@@ -24,13 +22,8 @@ class Stamp:
 
 
 class _Stamped(dict[str, Any]):
-    __slots__ = ("stamp",)
-    stamp: Stamp | None
+    stamp: Stamp | None = None
     _thing: ClassVar[str]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.stamp = None
 
     def __missing__(self, key: str) -> Any:
         present = ", ".join(sorted(map(str, self))) or "none"
@@ -45,12 +38,10 @@ class Sample(_Stamped):
     memory that lives as long as the view does.
     """
 
-    __slots__ = ()
     _thing = "sample"
 
 
 class Batch(_Stamped):
     """Several samples, field by field: a stacked tensor where shapes agree, else a list in sample order."""
 
-    __slots__ = ()
     _thing = "batch"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,22 +47,22 @@ class Recipe:
             object.__setattr__(self, "wanted", frozenset((*self.fields, _ALWAYS)))
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where some samples lie, in the order in which they are wanted; ``repeat`` marks those added as padding."""
+class Places(NamedTuple):
+    """Where some samples lie, in the order wanted: shard, number in it; ``repeat`` marks those added as padding."""
 
     shard: Int64s
-    index: Int64s
+    row: Int64s
     repeat: npt.NDArray[np.bool_] | None = None
 
     @property
     def ids(self) -> Int64s:
         """The samples' ids: shard number << 32 | number in the shard."""
-        return self.shard << 32 | self.index
+        return self.shard << 32 | self.row
 
-    def __getitem__(self, part: slice) -> Places:
-        repeat = None if self.repeat is None else self.repeat[part]
-        return Places(self.shard[part], self.index[part], repeat)
+    def part(self, first: int, last: int) -> Places:
+        """Those from number ``first`` to before ``last``."""
+        repeat = None if self.repeat is None else self.repeat[first:last]
+        return Places(self.shard[first:last], self.row[first:last], repeat)
 
 
 class SampleReader:
@@ -84,7 +84,7 @@ class SampleReader:
         wanted = recipe.wanted
         decode = None if recipe.decode.idle else recipe.decode
         out: list[Any] = []
-        for number, i in zip(places.shard.tolist(), places.index.tolist(), strict=True):
+        for number, i in zip(places.shard.tolist(), places.row.tolist(), strict=True):
             try:
                 shard = get(number)
                 sample = shard.format.read(shard.source, shard.index, i, shard.url, wanted)

@@ -44,14 +44,14 @@ class Shelf:
             file.write(data)
 
     @contextmanager
-    def held(self, wait: float = WAIT) -> Iterator[None]:
+    def held(self, wait: float = WAIT) -> Iterator[bool]:
         """Keep other processes out meanwhile, or wait for the one that is in. A process that dies lets go.
 
-        After ``wait`` seconds it goes on without: then two may do the same work.
+        After ``wait`` seconds it goes on without (and yields ``False``): then two may do the same work.
         """
         taken = fcntl is not None and self._take(wait)
         try:
-            yield
+            yield taken
         finally:
             if taken:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)

@@ -47,6 +47,8 @@ class Format(ABC):
     """One format. See the module's text."""
 
     name: ClassVar[str]
+    dense: ClassVar[bool] = False
+    """Whether an epoch reads every byte of a shard, in small pieces."""
 
     def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
         """The bytes that samples are read from: ``data`` itself, or what it decompresses to, as private memory.

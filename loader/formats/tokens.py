@@ -53,6 +53,7 @@ class Tokens(Format):
     """
 
     name: ClassVar[str] = "tokens"
+    dense: ClassVar[bool] = True
     length: int
     stride: int | None = None
     dtype: str = "uint16"

@@ -64,7 +64,9 @@ def test_the_order_is_the_same_and_epochs_advance(folder: Path, workers: int, me
     assert ds.epoch == 2
     ds.set_epoch(0)
     assert ids(batches) == first
-    assert ids(load(ds.batched(), workers, method, batch_size=None, collate_fn=None)) == second
+    whole = list(load(ds.batched(), workers, method, batch_size=None, collate_fn=None))
+    assert ids(whole) == second
+    assert ds.state_after(whole[4]) == make(folder).state_at(8 + 5)
     assert ids(ds.batched()) == third
 
 

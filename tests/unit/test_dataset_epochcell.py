@@ -145,6 +145,18 @@ class TestPlace:
         assert find_place(None, None, environ={}) == Place(0, 1)
         assert find_place(None, None, environ={"RANK": "2"}) == Place(0, 1)
 
+    def test_torch_distributed_is_asked_where_it_is_set_up(self) -> None:
+        import torch.distributed as dist
+
+        stale = {"RANK": "3", "WORLD_SIZE": "4"}
+        assert find_place(None, None, environ=stale) == Place(3, 4)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            assert find_place(None, None, environ=stale) == Place(0, 1)
+            assert find_place(1, 2, environ=stale) == Place(1, 2)
+        finally:
+            dist.destroy_process_group()
+
     def test_a_mesh_says_it_by_its_data_parallel_part(self) -> None:
         places = {"dp": (1, 2), "tp": (3, 4)}
         assert find_place(None, None, FakeMesh(("dp",), places)) == Place(1, 2)

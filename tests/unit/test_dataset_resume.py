@@ -40,8 +40,9 @@ def stored(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class TestEpochs:
-    def test_each_pass_is_the_next_epoch_and_every_sample_comes_once(self, thirty: Path) -> None:
-        ds = make(thirty, batch_size=1)
+    @pytest.mark.parametrize("options", [{}, {"exchange": True, "lanes": 1}, {"lanes": 3, "block_shards": 1}])
+    def test_each_pass_is_the_next_epoch_and_every_sample_comes_once(self, thirty: Path, options: Any) -> None:
+        ds = make(thirty, batch_size=1, **options)
         epochs = [ids(ds) for _ in range(3)]
         assert len({tuple(epoch) for epoch in epochs}) == 3
         everything = [shard << 32 | i for shard, count in enumerate([7, 0, 11, 4, 8]) for i in range(count)]
