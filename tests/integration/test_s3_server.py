@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -79,10 +80,14 @@ def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert is_running(pid)
+    argv = Path(f"/proc/{pid}/cmdline").read_text()
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(20)
     parent.stdout.close()
     wait_until_gone(pid)
+    # Nobody was left to remove the sockets that weed makes in /tmp.
+    for role, grpc, port in re.findall(r"-(\w+)\.port(\.grpc)?=(\d+)", argv):
+        Path("/tmp", f"seaweedfs-{role}{'-grpc' if grpc else ''}-{port}.sock").unlink(missing_ok=True)
 
 
 def test_a_server_that_does_not_get_ready_says_where_its_log_is(tmp_path: Path) -> None:
