@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -162,16 +163,20 @@ class Origins:
     async def close_idle(self) -> None:
         """Close the least recently used buckets beyond a bound that nobody uses."""
         surplus = max(0, len(self._buckets) - _BUCKETS)
-        for key in [k for k, b in self._buckets.items() if not b.users and b.lane.idle][:surplus]:
-            bucket = self._buckets.pop(key)
-            self._transfers.remove(bucket.lane)
-            await bucket.store.close()
+        await self._close([k for k, b in self._buckets.items() if not b.users and b.lane.idle][:surplus])
 
     async def close(self) -> None:
-        buckets = list(self._buckets.values())
-        self._buckets.clear()
+        """Close all. Idempotent."""
+        await self._close(list(self._buckets))
+
+    async def _close(self, keys: list[tuple[str, str]]) -> None:
+        """Close buckets, all of them even if one fails. Nobody can get hold of one once closing has begun."""
+        buckets = [self._buckets.pop(key) for key in keys]
         for bucket in buckets:
-            await bucket.store.close()
+            self._transfers.remove(bucket.lane)
+        for outcome in await asyncio.gather(*(bucket.store.close() for bucket in buckets), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 def _folder(key: str) -> str:

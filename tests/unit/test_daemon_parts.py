@@ -11,16 +11,21 @@ import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from cachefs.config import Origin
 from cachefs.daemon.idle import IdleWatch
 from cachefs.daemon.log import LOG_NAME, Log, safe_text
+from cachefs.daemon.origins import Access, Origins
 from cachefs.daemon.place import ListeningSocket, SocketLock
 from cachefs.daemon.prefetch import PARALLEL, Prefetcher, Wish
 from cachefs.daemon.singleflight import SingleFlight
-from cachefs.errors import CacheError, ConfigError
+from cachefs.daemon.transfers import Transfers
+from cachefs.errors import CacheError, ConfigError, Unavailable
+from cachefs.metrics import Metrics
+from cachefs.objstore.url import parse_url
 from cachefs.testing.clock import ManualClock
 from cachefs.testing.enginebox import ACCESS, CHUNK, EngineBox, engine_box, until
 from cachefs.testing.scripted import ScriptedStore
@@ -272,9 +277,53 @@ def test_objects_that_do_not_fit_are_skipped(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_origins_are_told_apart_by_all_they_are() -> None:
-    from cachefs.daemon.origins import Access
+class SlowToClose(ScriptedStore):
+    """Its closing waits for its gate."""
 
+    async def close(self) -> None:
+        assert self.gate is not None
+        await self.gate.wait()
+        await super().close()
+
+
+def test_a_bucket_that_is_opened_while_idle_ones_are_closed_works() -> None:
+    async def test() -> None:
+        gate = asyncio.Event()
+        transfers = Transfers(100, Metrics())
+        origins = Origins(lambda url, origin: SlowToClose(gate=gate), transfers, 4, ManualClock())
+        accesses = [Access.by(Origin(session_token=str(i))) for i in range(66)]
+        target = parse_url("s3://bucket/k")
+        first = [origins.bucket(target, access) for access in accesses]
+        closing = asyncio.create_task(origins.close_idle())
+        await asyncio.sleep(0)
+        with origins.bucket(target, accesses[1]) as bucket:
+            gate.set()
+            await closing
+            assert not cast(SlowToClose, bucket.store).closed
+            async with asyncio.timeout(10), transfers.turn(bucket.lane, 10):
+                pass
+        assert [cast(SlowToClose, b.store).closed for b in first] == [True] * 2 + [False] * 64
+
+    asyncio.run(test())
+
+
+def test_a_store_that_fails_to_close_does_not_keep_the_others_open() -> None:
+    class Broken(ScriptedStore):
+        async def close(self) -> None:
+            await super().close()
+            raise Unavailable("cannot be closed", url="s3://b")
+
+    async def test() -> None:
+        origins = Origins(lambda url, origin: Broken(), Transfers(100, Metrics()), 4, ManualClock())
+        buckets = [origins.bucket(parse_url("s3://b/k"), Access.by(Origin(session_token=str(i)))) for i in range(67)]
+        with pytest.raises(Unavailable):
+            await origins.close_idle()
+        assert [cast(Broken, b.store).closed for b in buckets] == [True] * 3 + [False] * 64
+
+    asyncio.run(test())
+
+
+def test_origins_are_told_apart_by_all_they_are() -> None:
     one = Access.by(Origin(endpoint="http://h/", access_key_id="a"))
     two = Access.by(Origin(endpoint="http://h", access_key_id="b"))
     assert one.identity != two.identity
