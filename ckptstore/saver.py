@@ -9,7 +9,7 @@ from .ranks import Meeting
 from .saving import Background, Save
 from .staging import Arena, Device, stage
 from .tree import flatten
-from .upload import SaveJob, Uploader
+from .upload import Content, SaveJob, Uploader
 
 
 class Saver:
@@ -32,17 +32,19 @@ class Saver:
         # another was not) meet again at the next step that they both save.
         tries = self._tries[step] = self._tries.get(step, 0) + 1
         save = Save(step)
-        job = SaveJob(step, f"save/{step}/{tries}", may_differ, on_staged=save.staged.set)
+
+        def job(content: Content | BaseException) -> SaveJob:
+            return SaveJob(step, f"save/{step}/{tries}", content, may_differ, save.staged.set)
+
         try:
             flat = flatten(state, allow_pickle=self._allow_pickle)
-            job.structure, job.own = flat.structure, flat.own
-            job.staged = stage(flat.leaves, self._arena, self._device)
+            content = Content(flat.structure, flat.own, stage(flat.leaves, self._arena, self._device))
         except BaseException as e:
             if self._meeting.world > 1:  # the others have begun this save: they must hear that it cannot succeed
-                job.failed = e
-                self._background.start(save, lambda: self._uploader.run(job), reported=True)
+                failed = job(e)
+                self._background.start(save, lambda: self._uploader.run(failed), reported=True)
             raise
-        self._background.start(save, lambda: self._uploader.run(job))
+        self._background.start(save, lambda: self._uploader.run(job(content)))
         return save
 
     def close(self, farewell: float) -> None:

@@ -59,19 +59,25 @@ class SaveOptions:
     parallel: int = 4
 
 
-@dataclass
+@dataclass(frozen=True)
+class Content:
+    """What one rank saves: its structure (JSON), the names below which ranks keep their own, and its tensors."""
+
+    structure: bytes
+    own: tuple[str, ...]
+    staged: Staged
+
+
+@dataclass(frozen=True)
 class SaveJob:
-    """One save on one rank. ``name``: the conversation's, equal on all ranks. ``failed``: this rank could not even
-    stage, and takes part only to say so."""
+    """One save on one rank. ``name``: the conversation's, equal on all ranks. ``content`` may be the error for which
+    this rank has nothing to save: then it takes part only to say so."""
 
     step: int
     name: str
+    content: Content | BaseException
     may_differ: Callable[[str], bool]
     on_staged: Callable[[], None]
-    structure: bytes = b"{}"
-    own: tuple[str, ...] = ()
-    staged: Staged | None = None
-    failed: BaseException | None = None
 
 
 class Uploader:
@@ -108,9 +114,9 @@ class Uploader:
 
     def _converse(self, conversation: Round, job: SaveJob) -> StepRef:
         try:
-            if job.failed is not None:
-                raise job.failed
-            report = self._report(job)
+            if isinstance(job.content, BaseException):
+                raise job.content
+            report = self._report(job, job.content)
         except BaseException as e:
             self._tell_failure(conversation, "report", e)
             raise
@@ -121,7 +127,7 @@ class Uploader:
         writer: StepWriter | None = None
         try:
             writer = begin_step(self._storage, job.step, go.generation, go.attempt, clock=self._clock)
-            self._write(writer, go, orders, job)
+            self._write(writer, go, orders, job.content.staged)
         except BaseException as e:
             self._tell_failure(conversation, "done", e)
             self._abort(writer, manifest_sent=False)
@@ -132,9 +138,9 @@ class Uploader:
         self._await_end(conversation, writer)
         return writer.ref
 
-    def _report(self, job: SaveJob) -> Report:
-        assert job.staged is not None
-        job.staged.ready.wait()
+    def _report(self, job: SaveJob, content: Content) -> Report:
+        staged = content.staged
+        staged.ready.wait()
         job.on_staged()
         held = [
             Held(
@@ -143,14 +149,14 @@ class Uploader:
                 shape=t.shape,
                 offsets=t.box.offsets,
                 extent=t.box.shape,
-                digests=tuple(tensor_digest(v) for v in _chunk_views(job.staged, i, self._options.chunk_bytes)),
+                digests=tuple(tensor_digest(v) for v in _chunk_views(staged, i, self._options.chunk_bytes)),
                 rule=t.rule,
                 alias_of=t.alias_of,
             )
-            for i, t in enumerate(job.staged.tensors)
+            for i, t in enumerate(staged.tensors)
         ]
         meeting = self._meeting
-        return Report(meeting.rank, meeting.node, job.step, job.structure, tuple(held), job.own)
+        return Report(meeting.rank, meeting.node, job.step, content.structure, tuple(held), content.own)
 
     def _give_orders(self, conversation: Round, job: SaveJob) -> Directed:
         """The coordinator's first half: hear the reports, plan, tell everybody what to write."""
@@ -173,14 +179,12 @@ class Uploader:
         conversation.say("orders", EVERYBODY, _encode(directed.go))
         return directed
 
-    def _write(self, writer: StepWriter, go: Go, orders: Orders, job: SaveJob) -> None:
-        assert job.staged is not None
-        staged = job.staged
+    def _write(self, writer: StepWriter, go: Go, orders: Orders, staged: Staged) -> None:
         index = {t.name: i for i, t in enumerate(staged.tensors)}
 
         def write(numbered: tuple[int, tuple[Piece, ...]]) -> None:
             number, pieces = numbered
-            buffers: list[Buffer] = [segment_layout(pieces, job.step).header]
+            buffers: list[Buffer] = [segment_layout(pieces, writer.ref.step).header]
             for piece in pieces:
                 views = _chunk_views(staged, index[piece.name], self._options.chunk_bytes)
                 buffers.extend(views[piece.first : piece.first + len(piece.chunks)])
