@@ -34,7 +34,7 @@ class ByteTransformer(nn.Module):
     Dropout draws from torch's global generator, so a run only repeats if the generator's state is restored too.
     """
 
-    def __init__(self, width: int = 96, heads: int = 4, layers: int = 2, length: int = 256, dropout: float = 0.1):
+    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2, length: int = 256, dropout: float = 0.1):
         super().__init__()
         self.tokens = nn.Embedding(256, width)
         self.places = nn.Embedding(length, width)
