@@ -434,32 +434,63 @@ def test_a_quota_for_one_of_two_pinned_objects(tmp_path: Path, world: World) -> 
         wait_until(lambda: client.open(world.url("two")).cached)
 
 
-def test_wrong_bucket_wrong_key_wrong_credentials_and_a_directory(world: World) -> None:
+@pytest.mark.parametrize(
+    ("place", "kind", "says"),
+    [
+        ("s3://{bucket}/folder", NotFound, "is a prefix (a directory) with objects under it"),
+        ("s3://{bucket}/absent", NotFound, "no such object"),
+        ("s3://{bucket}/folder/a/below", NotFound, "no such object"),
+        ("s3://no-such-bucket-here/k", NotFound, "no such bucket"),
+    ],
+)
+def test_a_wrong_place_is_one_line_that_names_it(world: World, place: str, kind: type[StoreError], says: str) -> None:
     world.put("folder/a", 10)
+    url = place.format(bucket=world.bucket)
     with world.node.client() as client:
-        with pytest.raises(NotFound, match=r"folder: is a prefix \(a directory\)"):
-            client.open(world.url("folder"))
-        with pytest.raises(NotFound, match="absent"):
-            client.open(world.url("absent"))
-        with pytest.raises((NotFound, Denied), match="no-such-bucket"):
-            client.open("s3://no-such-bucket-here/k")
-        with pytest.raises(NotFound):
-            client.read(world.url("folder/b"))
-        assert client.read(world.url("folder/a")) == client.read(world.url("folder/a"))
-    wrong = replace(world.node.settings.origin, secret_access_key="wrong")
+        for call in (client.open, client.stat, client.read):
+            with pytest.raises(kind) as caught:
+                call(url)
+            assert type(caught.value) is kind
+            text = str(caught.value)
+            assert "\n" not in text
+            assert text.startswith(url)
+            assert says in text
+
+
+def test_small_objects_are_read_as_they_were_put(world: World) -> None:
+    first = world.put("folder/a", 10)
+    with world.node.client() as client:
+        assert client.read(world.url("folder/a")) == first
+        second = world.put("folder/a", 5000, seed=1)
+        assert client.read(world.url("folder/a")) == second != first
+        assert client.entries() == [], "past the cache"
+
+
+def test_wrong_credentials_name_the_object_and_the_way_out(world: World) -> None:
+    world.put("folder/a", 10)
+    wrong = replace(world.node.settings.origin, secret_access_key="mistyped")
     with world.node.client(origin=wrong) as client, pytest.raises(Denied) as caught:
         client.open(world.url("folder/a"))
-    for error in (caught,):
-        assert "\n" not in str(error.value)
-        assert "folder/a" in str(error.value)
+    text = str(caught.value)
+    assert text == (
+        f"{world.url('folder/a')}: the secret access key does not fit the access key"
+        " (set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; NEARFLASH_ANONYMOUS=1 for a public bucket)"
+    )
 
 
-def test_no_credentials_is_an_error_that_says_so(world: World) -> None:
+def test_no_credentials_is_an_error_that_says_so(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world.put("k", 10)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     bare = replace(world.node.settings.origin, access_key_id=None, secret_access_key=None)
-    with world.node.client(origin=bare) as client, pytest.raises(StoreError) as caught:
+    with world.node.client(origin=bare) as client, pytest.raises(Denied) as caught:
         client.open(world.url("k"))
-    assert "\n" not in str(caught.value)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(f"s3://{world.bucket}")
+    assert "no credentials found (set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in text
+    assert world.proxy.requests == [], "nobody is asked without credentials"
 
 
 def test_a_wait_without_progress_ends_by_its_deadline(world: World) -> None:
