@@ -25,11 +25,11 @@ from ckptstore.testing.model import Fault, ModelStore, Request
 WORLD = 4
 
 
-def refuse(rank: int, bad: int, word: str) -> Callable[[Request], Fault] | None:
-    """Rank ``bad`` cannot write anything whose key has this word."""
+def refuse(rank: int, bad: int, *words: str) -> Callable[[Request], Fault] | None:
+    """Rank ``bad`` cannot write anything whose key has these words."""
     if rank != bad:
         return None
-    return lambda request: Fault.REFUSED if request.writes and word in request.key else Fault.NONE
+    return lambda request: Fault.REFUSED if request.writes and all(w in request.key for w in words) else Fault.NONE
 
 
 def state(step: int, rank: int) -> dict[str, Any]:
@@ -67,9 +67,8 @@ def test_one_rank_that_cannot_write_fails_the_save_everywhere(bad: int, word: st
         run_job(
             WORLD,
             work,
-            lambda rank: model.storage(f"rank{rank}", refuse(rank, bad, f"step-000000000002-g000001/a{word}")),
+            lambda rank: model.storage(f"rank{rank}", refuse(rank, bad, "step-000000000002", word)),
             keys=keys,
-            attempt="a",
         )
     )
     for rank, (done, failure, during, latest, own) in enumerate(results):
