@@ -203,6 +203,10 @@ class FlashStore:
         for file in files:
             if file is not None:
                 file.close()
+        if self.fault is None:
+            for slot in index.live.values():
+                if slot.last_use > slot.stamped:
+                    self._stamp(slot)
         self._parts.layout.close()
         self._dir_lock.close()
 
