@@ -116,11 +116,10 @@ class Engine:
             source = Source(bucket, target, meta)
             try:
                 holding = await self._hold(entry_key(target, access, meta), meta.size)
+                if holding.entry.size != meta.size:
+                    holding = await self._hold_instead(holding, source)
             except (CacheFull, DiskFault) as e:
                 return self._bypass(source, e)
-            if holding.entry.size != meta.size:
-                self._holdings.give_back(holding)
-                raise Changed("another size is cached under this version", url=url, hint="evict it, or list it again")
             self.fetcher.ensure(holding.entry, source, tier)
             bucket.users += 1
         self._healed()
@@ -247,6 +246,32 @@ class Engine:
             except BaseException:
                 self._holdings.give_back(holding)
                 raise
+        return holding
+
+    async def _hold_instead(self, misfit: Holding, source: Source) -> Holding:
+        """An entry of the size that is asked for, in the place of ``misfit``, if the origin says that it is right.
+
+        An ETag with a size is taken at its word until bytes arrive, so somebody may have claimed a wrong one. Raises
+        ``Changed`` if it was this caller, ``CacheFull`` while a reader with the wrong size has the entry open.
+        """
+        try:
+            truth = await source.bucket.head(source.target, fresh=True)
+            if (truth.version, truth.size) != (source.meta.version, source.meta.size):
+                raise Changed("is no longer what was listed", url=str(source.target), hint="list it again")
+        except BaseException:
+            self._holdings.give_back(misfit)
+            raise
+        await self._holdings.discard(misfit)
+        try:
+            await self._disk.evict(misfit.key.name)
+            holding = await self._hold(misfit.key, source.meta.size)
+        except (CacheFull, DiskFault):
+            raise
+        except CacheError as e:
+            raise CacheFull("opened with a wrong size by somebody else", url=str(source.target)) from e
+        if holding.entry.size != source.meta.size:
+            self._holdings.give_back(holding)
+            raise CacheFull("opened with a wrong size by somebody else", url=str(source.target))
         return holding
 
     def _bypass(self, source: Source, reason: CacheFull | DiskFault) -> Opening:

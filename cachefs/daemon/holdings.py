@@ -98,6 +98,13 @@ class Holdings:
         else:
             self._drop([holding])
 
+    async def discard(self, holding: Holding) -> None:
+        """One user less, and nobody gets this holding any more; returns once it is given up if that was the last."""
+        self._forget(holding)
+        holding.users -= 1
+        if not holding.users:
+            await self._drop([holding])
+
     async def trim(self) -> None:
         """Drop what has been idle for long, or is too much."""
         now = self._clock.monotonic()

@@ -75,9 +75,10 @@ class Bucket:
     async def bind(self, target: ObjectUrl, version: str | None, size: int | None) -> ObjectMeta:
         """What to hold requests to, for the version that a caller was told of; ``Changed`` if it is another by now.
 
-        An ETag and a size as a listing gives them need no request: the reads themselves are conditional on them.
+        An ETag and a size as a listing gives them need no request: the reads themselves are conditional on them. An
+        object of no bytes is never read, so the origin is asked about it.
         """
-        if version is not None and size is not None and version.startswith(('"', 'W/"')):
+        if version is not None and size and version.startswith(('"', 'W/"')):
             return ObjectMeta(target.key, size, etag=version)
         meta = await self.head(target)
         if _differs(meta, version, size):

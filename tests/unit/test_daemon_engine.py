@@ -17,6 +17,7 @@ from cachefs.daemon.holdings import IDLE_SECONDS
 from cachefs.daemon.origins import HEAD_TTL, Access
 from cachefs.errors import CacheFull, Changed, ConfigError, Denied, NotFound, Unavailable
 from cachefs.objstore.abc import ObjectMeta
+from cachefs.objstore.buffers import check_version
 from cachefs.testing.clock import ManualClock
 from cachefs.testing.enginebox import ACCESS, CHUNK, EngineBox, engine_box, entry_of, until
 from cachefs.testing.scripted import Call, ScriptedStore
@@ -67,6 +68,57 @@ def test_version_and_size_of_a_listing_save_the_head(tmp_path: Path) -> None:
         assert store.count("head") == 0
 
     drive(tmp_path, store, test)
+
+
+def test_a_claimed_size_of_nothing_is_checked_before_anything_is_published(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": data_of(2, 1000), "empty": b""})
+    meta = store.meta("k")
+
+    async def test(box: EngineBox) -> None:
+        with pytest.raises(Changed, match="no longer the version"):
+            await box.open("k", version=meta.version, size=0)
+        assert await box.engine.entries() == []
+        assert await box.read(await box.open("k", version=meta.version, size=1000)) == store.objects["k"]
+        assert await box.read(await box.open("k")) == store.objects["k"]
+        empty = store.meta("empty").version
+        assert await box.read(await box.open("empty", version=empty, size=0)) == b""
+
+    drive(tmp_path, store, test)
+
+
+@pytest.mark.parametrize("wrong", [10, CHUNK, 5 * CHUNK])
+def test_a_wrong_size_harms_only_those_who_claim_it(tmp_path: Path, wrong: int) -> None:
+    data = data_of(2, 2 * CHUNK + 5)
+    store = SizedStore({"k": data})
+    version = store.meta("k").version
+
+    async def test(box: EngineBox) -> None:
+        claimed = await box.open("k", version=version, size=wrong)
+        with pytest.raises(Changed):
+            await box.wait_all(claimed)
+        right = await box.open("k", version=version, size=len(data))
+        assert isinstance(right.reason, CacheFull), "past the cache while the other one has it open"
+        box.engine.release(claimed)
+        while (right := await box.open("k", version=version, size=len(data))).holding is None:
+            await asyncio.sleep(0.002)  # the wrong one's lease is given back in a thread
+        assert await box.read(right) == data
+        with pytest.raises(Changed):
+            await box.open("k", version=version, size=wrong)
+        gets = store.count("get")
+        assert await box.read(await box.open("k")) == data
+        assert store.count("get") == gets, "the right one stays cached"
+
+    drive(tmp_path, store, test)
+
+
+class SizedStore(ScriptedStore):
+    """Compares the size that it is asked with, as the backends do."""
+
+    async def get_range(self, key: str, start: int, end: int, *, version: ObjectMeta | None = None) -> Buffer:
+        data = await super().get_range(key, start, end, version=version)
+        if version is not None:
+            check_version(self.meta(key), version, url=f"s3://bucket/{key}")
+        return data
 
 
 def test_a_version_that_is_no_etag_is_checked_by_head(tmp_path: Path) -> None:
