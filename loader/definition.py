@@ -7,6 +7,7 @@ kept, and travels to spawned workers, so that they neither list nor count again.
 from __future__ import annotations
 
 import inspect
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ from .passes import BatchRule, PassPlan, Prefetch
 from .samples import Recipe, SampleReader, Transform
 from .shelf import Shelf
 from .sources import Source
-from .workers import Place, find_place
+from .workers import Place, find_place, parent_of_worker
 
 if TYPE_CHECKING:
     from cachefs.client import Client
@@ -85,7 +86,7 @@ class Definition:
     def __init__(self, options: Options, client: Client | None) -> None:
         self.options = options
         self._client = client
-        self._place: Place | None = None
+        self._settled: tuple[int, Place] | None = None  # by which process
         self._manifest: Manifest | None = None
         self._orders: tuple[Any, Orders] | None = None
         self._shelf = Shelf()
@@ -101,9 +102,12 @@ class Definition:
 
     @property
     def place(self) -> Place:
-        """Asked for anew each time: ``torch.distributed`` may be set up after the data set was made."""
-        if self._place is not None:
-            return self._place
+        """Asked for anew each time: ``torch.distributed`` may be set up after the data set was made.
+
+        A DataLoader worker that was started anew knows nothing of it and takes what the process that made it knew.
+        """
+        if self._settled is not None and self._settled[0] == parent_of_worker():
+            return self._settled[1]
         options = self.options
         return find_place(options.rank, options.world_size, options.mesh)
 
@@ -209,5 +213,5 @@ class Definition:
 
     def settle(self) -> None:
         """Find now what workers would otherwise each find for themselves, and what a spawned one could not."""
-        self._place = self.place
+        self._settled = (os.getpid(), self.place)
         self.orders(None)

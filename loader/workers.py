@@ -5,6 +5,7 @@ Nothing here talks to another process; ``torch.distributed`` is only asked what 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
@@ -75,6 +76,12 @@ def _from_mesh(mesh: Any) -> Place:
             )
         mesh = mesh["dp"]
     return Place(int(mesh.get_local_rank()), int(mesh.size()))
+
+
+def parent_of_worker() -> int | None:
+    """The process that made this DataLoader worker; ``None`` in a process that is none."""
+    parent = multiprocessing.parent_process()
+    return parent.pid if parent is not None and find_worker() is not None else None
 
 
 def find_worker() -> Worker | None:

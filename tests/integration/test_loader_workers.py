@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -147,6 +149,28 @@ def test_token_batches_from_workers(tmp_path: Path, workers: int, method: str) -
     for a, b in zip(found, wanted, strict=True):
         assert a["labels"].dtype == torch.int64
         assert all(torch.equal(a[name], b[name]) for name in ("tokens", "labels", "__id__"))
+
+
+def test_ranks_that_a_launcher_spawns_find_their_own_place(folder: Path) -> None:
+    """The data set is made and looked at before there are ranks, then pickled to one that has forked workers."""
+    ds = make(folder, batch_size=2)
+    assert len(ds) == 30
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    rank = context.Process(target=_as_rank_one_of_two, args=(ds, queue))
+    rank.start()
+    wanted = [ids(make(folder, batch_size=2, rank=1, world_size=2).batched())] * 2
+    assert queue.get() == wanted
+    rank.join(60)
+    assert rank.exitcode == 0
+    assert ds.epoch == 0  # the ranks' passes are their own
+
+
+def _as_rank_one_of_two(ds: ShardDataset, queue: Any) -> None:
+    os.environ.update(RANK="1", WORLD_SIZE="2")
+    first = ids(load(ds, 1, "fork", batch_size=2))
+    ds.set_epoch(0)
+    queue.put([first, ids(ds.batched())])
 
 
 def test_more_workers_than_batches(tmp_path: Path) -> None:
