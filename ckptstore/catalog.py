@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -134,3 +135,8 @@ def _check(stored: Stored, tensors: dict[str, dict[int | None, Stored]], url: st
                 url=f"{url}/{chunk.file}",
                 offset=chunk.start,
             )
+    held = sum(chunk.box.volume for chunk in stored.chunks)
+    if stored.alias_of is None and held != math.prod(stored.shape):  # before anybody allocates that shape
+        raise CheckpointDamaged(
+            f"tensor {stored.name!r} of shape {list(stored.shape)} has chunks for {held} elements", url=url
+        )

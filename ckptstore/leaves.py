@@ -80,6 +80,8 @@ def view_of(value: Any) -> View | None:
 def fault_of(value: Any) -> str | None:
     """Why a tensor or array cannot be saved, or ``None``."""
     if isinstance(value, np.ndarray):
+        if type(value) not in (np.ndarray, np.memmap):  # a mask or a unit would be lost without a word
+            return f"a numpy subclass {type(value).__name__}"
         if value.dtype.kind not in NUMPY_KINDS or value.dtype.itemsize == 0:
             return f"a numpy array of type {value.dtype}"
         return None
@@ -92,6 +94,8 @@ def fault_of(value: Any) -> str | None:
         tensor = tensor._local_tensor
     elif is_traceable_wrapper_subclass(tensor):
         return f"a tensor subclass {type(tensor).__name__} whose data lies elsewhere"
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a tensor subclass {type(tensor).__name__}"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}"
     if tensor.is_meta:

@@ -284,5 +284,5 @@ def _decode(data: Buffer, kind: Any, url: str) -> Any:
                 hint="use a newer nearflash",
             )
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise CheckpointDamaged(f"not a readable record: {e}", url=url) from e

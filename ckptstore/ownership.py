@@ -17,8 +17,8 @@ from .storage import Storage
 class Ownership:
     """One run's claim on a store, made once, by the coordinator. Thread-safe.
 
-    Every start of a program is an attempt of its own: the id that the launcher gives may come again when the same
-    command is run anew, so a random part always follows. ``attempt`` overrides that.
+    Every start of a program is an attempt of its own: the id that the launcher or the caller gives may come again
+    when the same command is run anew, so a random part always follows it.
     """
 
     def __init__(self, storage: Storage, attempt: str | None, clock: Clock) -> None:
@@ -37,6 +37,8 @@ class Ownership:
         """The claim. Raises as :func:`.claims.claim_generation`; then the next call tries again."""
         with self._lock:
             if self._claim is None:
-                attempt = self._attempt or default_attempt_id(job_environment(), nonce=secrets.token_hex(4))
+                nonce = secrets.token_hex(4)
+                given = self._attempt
+                attempt = f"{given}.{nonce}" if given else default_attempt_id(job_environment(), nonce=nonce)
                 self._claim = claim_generation(self._storage, attempt, start=self._start, clock=self._clock)
             return self._claim

@@ -63,7 +63,8 @@ class CheckpointStore:
     together; everything else is each rank's own affair. Without it, one process is all there is.
 
     The first save (or ``resume_or_init``) claims a new generation: from then on an older run that is still alive can
-    commit nothing that counts. ``attempt`` names this run in the store; by default the scheduler's id and a random one.
+    commit nothing that counts. It goes on from what this store loaded last as a whole, else from the newest step.
+    ``attempt`` names this run in the store (default: the scheduler's id); a random part makes it one start's own.
     ``allow_pickle``: save and load other Python objects by pickle; a pickle from outside can run any code.
 
     Calls belong to one thread; only :class:`Save` may be handed around. Use it as a context manager or call
@@ -213,7 +214,8 @@ class CheckpointStore:
         )
         if ref is None:  # cannot be: candidates raise instead
             raise CheckpointError("nothing was loaded", url=self.url)
-        self._ownership.start_from(ref)
+        if only is None:  # a look at some tensors of an older step is no wish to go back to it
+            self._ownership.start_from(ref)
         return dict(loaded)
 
     def resume_or_init(self, state: dict[str, Any], *, strict: bool = True) -> dict[str, Any] | None:

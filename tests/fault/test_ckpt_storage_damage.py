@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachefs.errors import CheckpointNotFound, Denied, NearflashError, NotFound, Unavailable
+from cachefs.errors import CheckpointDamaged, CheckpointNotFound, Denied, NearflashError, NotFound, Unavailable
 from cachefs.hashing import tensor_digest
+from ckptstore import CheckpointStore
 from ckptstore.claims import claim_generation
 from ckptstore.commit import begin_step
 from ckptstore.layout import StepRef, part_name, segment_name
@@ -133,6 +134,28 @@ def test_a_tensor_whose_chunks_do_not_add_up_is_damage(tmp_path: Path) -> None:
         ("gap", "the chunks hold 8 of 10 elements"),
         ("twice", "the chunks hold 20 of 10 elements"),
     ]
+
+
+def test_a_shape_that_the_chunks_do_not_fill_is_damage_before_anything_is_allocated(tmp_path: Path) -> None:
+    segment = b"0123456789"
+    huge = TensorEntry("huge", "uint8", (10**15,), (chunk_of(segment, 0, 10),))
+    step_of(PosixStorage(tmp_path), (huge,), segment)
+    with CheckpointStore(tmp_path) as store, pytest.raises(CheckpointDamaged, match=r"'huge'.* chunks for 10 elements"):
+        store.load(step=10)
+
+
+def test_records_nested_without_end_are_damage(tmp_path: Path) -> None:
+    storage = PosixStorage(tmp_path)
+    claim_generation(storage, "a")
+    writer = begin_step(storage, 10, 1, "a")
+    data = encode_part(Part(attempt="a", node=0)).replace(
+        b'"objects":null', b'"objects":' + b"[" * 20000 + b"]" * 20000
+    )
+    assert len(data) > 40000
+    writer.write(part_name("a", 0), [data])
+    part = part_ref(part_name("a", 0), data)
+    writer.commit(Root(step=10, generation=1, attempt="a", world_size=1, created=0.0, parts=(part,)), [])
+    assert any("not a readable record" in d.what for d in verify_step(storage, REF))
 
 
 def test_verifying_a_large_chunk_takes_little_memory(tmp_path: Path) -> None:

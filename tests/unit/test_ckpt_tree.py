@@ -23,6 +23,10 @@ from ckptstore.structure import NOTHING, Selector, children, component, join, me
 from ckptstore.tree import MAX_DEPTH, flatten
 
 
+class Masked(torch.Tensor):
+    """A tensor that means more than its numbers."""
+
+
 def rebuilt(state: dict[Any, Any], *, allow_pickle: bool = False) -> Any:
     """What a state without tensors is after its JSON has been written and read."""
     flat = flatten(state, allow_pickle=allow_pickle)
@@ -128,6 +132,8 @@ class Colour(IntEnum):
         lambda: 0,
         np.array([object()]),
         np.zeros(2, dtype=[("a", "i4")]),
+        np.ma.MaskedArray([1, 2], mask=[0, 1]),
+        torch.zeros(2).as_subclass(Masked),
         torch.zeros(2, 2).to_sparse(),
         torch.zeros(2, device="meta"),
         torch.nn.parameter.UninitializedParameter(),
