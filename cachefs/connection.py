@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -16,6 +17,7 @@ from .protocol import (
     Failed,
     FrameBuffer,
     Hello,
+    Opened,
     Payload,
     Release,
     Reply,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _RECEIVE = 64 * 1024
 _MAX_FDS = 8
+_RETIRE_SECONDS = 5.0
 
 
 class Lost(Exception):
@@ -48,6 +51,7 @@ class Connection:
         self._sock = sock
         self._frames = FrameBuffer()
         self._timeout: float | None = None
+        self._fresh_lease = False
         self.settled = True
         """Every reply was read to its end, so that another request may be sent; otherwise only ``close`` is left."""
 
@@ -62,6 +66,7 @@ class Connection:
             raise _silent(timeout) from e
         except OSError as e:
             raise Lost from e
+        self._fresh_lease = False
         self.settled = isinstance(request, Release)
 
     def receive(self, *, timeout: float) -> tuple[Reply, list[int]]:
@@ -95,6 +100,7 @@ class Connection:
                 raise Lost
             self._frames.feed(data)
         reply = decode_reply(body)
+        self._fresh_lease = isinstance(reply, Opened) and reply.lease != 0
         self.settled = not isinstance(reply, Payload) and getattr(reply, "last", True)
         return reply
 
@@ -115,6 +121,13 @@ class Connection:
                 raise Lost
             got += count
         self.settled = True
+
+    def retire(self) -> None:
+        """Close a settled connection and keep what it was given; :meth:`close` gives back the lease of a last reply."""
+        if self._fresh_lease and self.settled:
+            with contextlib.suppress(Lost, NotAnswered):  # no daemon, no lease
+                self.send(Release([]), timeout=_RETIRE_SECONDS)
+        self.close()
 
     def close(self) -> None:
         self._sock.close()

@@ -88,7 +88,7 @@ class Fetch(msgspec.Struct, frozen=True, tag_field="t", tag="fetch"):
 
 
 class Release(msgspec.Struct, frozen=True, tag_field="t", tag="release"):
-    """Give back leases; no reply, unknown ones are ignored."""
+    """Give back leases; no reply, unknown ones are ignored. An empty list only tells that replies were read."""
 
     leases: list[int]
 
@@ -136,7 +136,11 @@ class Welcome(msgspec.Struct, frozen=True, tag_field="t", tag="welcome"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag_field="t", tag="opened"):
-    """``lease`` 0, no descriptors, and a ``reason`` of error class ``kind`` when the cache cannot take the object."""
+    """``lease`` 0, no descriptors, and a ``reason`` of error class ``kind`` when the cache cannot take the object.
+
+    The daemon takes the lease back if the connection ends before another request arrives on it: nobody may have read
+    this reply. From then on the lease is the session's.
+    """
 
     size: int
     version: str

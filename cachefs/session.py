@@ -105,7 +105,7 @@ class Session:
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
-            connection.close()
+            connection.retire()
 
     def abandon(self) -> None:
         """In a forked child: close our copies of the parent's sockets. Takes no lock, which the fork may have held."""
@@ -139,7 +139,7 @@ class Session:
             if connection.settled and not self._closed and len(self._idle) < _IDLE_CONNECTIONS:
                 self._idle.append(connection)
                 return
-        connection.close()
+        connection.retire()
 
     def _connect(self) -> Connection:
         """A new connection; starts the daemon if nobody listens and settings allow it."""

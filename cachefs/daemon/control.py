@@ -56,6 +56,11 @@ class ControlServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.sessions = Sessions(engine)
 
+    @property
+    def connections(self) -> int:
+        """Sockets that are being served."""
+        return len(self._tasks)
+
     async def serve(self, listener: socket.socket) -> None:
         """Accept clients until cancelled. The listener stays the caller's."""
         loop = asyncio.get_running_loop()
@@ -96,11 +101,14 @@ class ControlServer:
 
         wire = Wire(sock, gone, send_timeout=_SEND_SECONDS)
         session: Session | None = None
+        fresh = 0
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
                 session = await self._greet(wire)
             while session is not None:
-                await self._answer(wire, session, await wire.receive())
+                request = await wire.receive()
+                fresh = 0  # a client that asks on has read the reply before
+                fresh = await self._answer(wire, session, request)
         except ClientGone as e:
             self._log.record("client_lost", error=str(e))
         except TimeoutError:
@@ -108,6 +116,8 @@ class ControlServer:
         finally:
             wire.close()
             if session is not None:
+                if fresh and not wire.unanswered:
+                    self.sessions.release(session, [fresh])  # perhaps nobody has read its number
                 for request in wire.unanswered:
                     if isinstance(request, protocol.Release):
                         self.sessions.release(session, request.leases)
@@ -137,9 +147,12 @@ class ControlServer:
             raise
         return session
 
-    async def _answer(self, wire: Wire, session: Session, request: protocol.Request) -> None:
+    async def _answer(self, wire: Wire, session: Session, request: protocol.Request) -> int:
+        """Answer one request; returns the number of the lease that the reply told of, else 0."""
         self._metrics.add("control_requests")
         try:
+            if isinstance(request, protocol.Open):
+                return await self._open(wire, session, request)
             await self._dispatch(wire, session, request)
         except NearflashError as e:
             await wire.send(protocol.Failed.of(e))
@@ -149,11 +162,10 @@ class ControlServer:
             text = f"{type(e).__name__}: {e}"
             self._log.record("defect", where=type(request).__name__, error=text)
             await wire.send(protocol.Failed.of(CacheError(f"the daemon failed: {text}")))
+        return 0
 
     async def _dispatch(self, wire: Wire, session: Session, request: protocol.Request) -> None:
         match request:
-            case protocol.Open():
-                await self._open(wire, session, request)
             case protocol.Wait():
                 await wire.send(await self._wait(session, request))
             case protocol.Release(leases):
@@ -182,7 +194,7 @@ class ControlServer:
             case protocol.Hello():
                 raise CacheError("a second hello on one connection")
 
-    async def _open(self, wire: Wire, session: Session, request: protocol.Open) -> None:
+    async def _open(self, wire: Wire, session: Session, request: protocol.Open) -> int:
         opening = await self._engine.open(request.url, session.access, request.version, request.size)
         meta, holding = opening.source.meta, opening.holding
         if holding is None:
@@ -190,18 +202,22 @@ class ControlServer:
             kind = type(reason).__name__
             what = "" if reason is None else reason.what
             await wire.send(protocol.Opened(meta.size, meta.version, self._engine.piece, reason=what, kind=kind))
-            return
+            return 0
         try:
             fds = holding.open_files()
         except BaseException:
             self._engine.release(opening)
             raise
+        number = self.sessions.grant(session, opening)
         try:
-            number = self.sessions.grant(session, opening)
             await wire.send(protocol.Opened(meta.size, meta.version, holding.entry.chunk_size, number), fds)
+        except BaseException:
+            self.sessions.release(session, [number])
+            raise
         finally:
             for fd in fds:
                 os.close(fd)
+        return number
 
     async def _wait(self, session: Session, request: protocol.Wait) -> protocol.Waited:
         opening = session.leases.get(request.lease)

@@ -254,7 +254,7 @@ def test_a_request_on_which_the_daemon_always_dies_is_given_up(tmp_path: Path) -
         def send(self, request: object, *, timeout: float) -> None:
             raise Lost
 
-        def close(self) -> None:
+        def retire(self) -> None:
             pass
 
     session = Dying(settings_in(tmp_path, connect_timeout=0.0))

@@ -19,6 +19,7 @@ from cachefs import protocol
 from cachefs.client import Client, connect
 from cachefs.connection import Connection, connect_socket
 from cachefs.errors import CacheError, DaemonUnavailable, DeadlineExceeded, ProtocolMismatch
+from cachefs.session import Session
 from cachefs.testing.enginebox import CHUNK, ORIGIN
 from cachefs.testing.scripted import Call, ScriptedStore
 from cachefs.testing.served import Served, served
@@ -133,12 +134,60 @@ def test_leases_end_with_the_last_connection_of_a_session(server: Served) -> Non
     for fd in fds:
         assert not os.get_inheritable(fd)
         os.close(fd)
-    first.close()
+    first.retire()
     second.send(protocol.Wait(reply.lease, 0, 4, 10.0), timeout=10)
     waited, _ = second.receive(timeout=10)
     assert waited == protocol.Waited(True, 4)
     assert leases(server) == 1
     second.close()
+    until(lambda: leases(server) == 0)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_lease_of_a_connection_that_ends_before_its_next_request_is_given_back(server: Served, reads: bool) -> None:
+    with greeted(server, "x") as keeper:
+        other = greeted(server, "x")
+        other.send(protocol.Open("s3://bucket/k"), timeout=10)
+        if reads:
+            for fd in other.receive(timeout=10)[1]:
+                os.close(fd)
+        until(lambda: leases(server) == 1)
+        other.close()  # as after an interrupt: nobody kept the number
+        until(lambda: leases(server) == 0)
+        keeper.send(protocol.Stat("s3://bucket/k"), timeout=10)
+        keeper.receive(timeout=10)
+
+
+def test_threads_that_open_at_once_keep_their_leases_when_surplus_connections_go(server: Served) -> None:
+    threads = 8
+    together = threading.Barrier(threads)
+    session = Session(server.settings)
+    got: list[int] = []
+
+    def receive(connection: Connection, seconds: float) -> None:
+        reply, fds = connection.receive(timeout=seconds)
+        for fd in fds:
+            os.close(fd)
+        assert isinstance(reply, protocol.Opened)
+        got.append(reply.lease)
+        together.wait(20)
+
+    workers = [
+        threading.Thread(target=lambda: session.exchange(protocol.Open("s3://bucket/k"), receive))
+        for _ in range(threads)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    for lease in got:
+        reply, _ = session.call(protocol.Wait(lease, 0, 4, 10.0))
+        assert reply == protocol.Waited(True, 4)
+    with greeted(server, session.ident):
+        session.drop_connections()
+        until(lambda: server.call(lambda: server.control.connections) == 1)
+        assert leases(server) == threads
+    session.close()
     until(lambda: leases(server) == 0)
 
 

@@ -99,8 +99,11 @@ def test_a_wrong_size_harms_only_those_who_claim_it(tmp_path: Path, wrong: int) 
         right = await box.open("k", version=version, size=len(data))
         assert isinstance(right.reason, CacheFull), "past the cache while the other one has it open"
         box.engine.release(claimed)
-        while (right := await box.open("k", version=version, size=len(data))).holding is None:
-            await asyncio.sleep(0.002)  # the wrong one's lease is given back in a thread
+        for _ in range(5000):  # the wrong one's lease is given back in a thread
+            right = await box.open("k", version=version, size=len(data))
+            if right.holding is not None:
+                break
+            await asyncio.sleep(0.002)
         assert await box.read(right) == data
         with pytest.raises(Changed):
             await box.open("k", version=version, size=wrong)
