@@ -72,14 +72,14 @@ def dying_serial(file: str) -> int | None:
 class Layout:
     """The open tree: a descriptor per directory. Owned by the store; closed with it."""
 
-    def __init__(self, cache_dir: Path, ops: FileOps, fds: dict[str, int], store_id: str) -> None:
+    def __init__(self, cache_dir: Path, ops: FileOps, fds: dict[str, int], store_id: str, block: int) -> None:
         self.cache_dir = cache_dir
         self.path = cache_dir / TREE
         self.tree_fd = fds[TREE]
         self._store_id = store_id
         self._ops = ops
         self._fds = fds
-        self._block = ops.block_bytes(self.tree_fd)
+        self.block_bytes = block
 
     @classmethod
     def open(cls, cache_dir: Path, ops: FileOps) -> Layout:
@@ -94,11 +94,12 @@ class Layout:
             store_id = _read_marker(ops, fds[TREE], cache_dir) or _write_marker(ops, fds[TREE])
             for place in Place:
                 fds[place.value] = _open_or_make(ops, place.value, fds[TREE], cache_dir / TREE)
+            block = ops.block_bytes(fds[TREE])
         except BaseException:
             for fd in fds.values():
                 ops.close(fd)
             raise
-        return cls(cache_dir, ops, fds, store_id)
+        return cls(cache_dir, ops, fds, store_id, block)
 
     def fd(self, place: Place) -> int:
         return self._fds[place.value]
@@ -110,7 +111,7 @@ class Layout:
     def directory_bytes(self) -> int:
         """What the directories, the marker and the lock take on disk."""
         own = sum(self._ops.disk_bytes(fd) for fd in self._fds.values())
-        return own + 2 * self._block  # one block each for marker and lock
+        return own + 2 * self.block_bytes  # one block each for marker and lock
 
     def check_reachable(self) -> None:
         """Raise :class:`DiskFault` unless the path leads to a tree with our id (perhaps mounted anew)."""

@@ -27,7 +27,7 @@ class Lifecycle:
         self._parts = parts
         self._space = space
         self._chunk_size = chunk_size
-        self._block = parts.ops.block_bytes(parts.layout.tree_fd)
+        self._block = parts.layout.block_bytes
 
     @contextmanager
     def sole_creator(self, key: EntryKey) -> Iterator[None]:
@@ -120,14 +120,14 @@ class Lifecycle:
                 ops.rename(meta, meta, src_fd=source, dst_fd=target)
                 slot.meta_place = Place.ENTRIES
                 size = sum(ops.stat(file, dir_fd=target).st_blocks * 512 for file in (slot.file, meta))
+                if slot.entry is not None:
+                    size += extent_bytes(slot.entry.n_chunks, self._block)
+                index.ledger.charge(size - slot.charge)
+                slot.charge = size
+                self._space.locked_weigh_directories()
             except OSError as e:
                 self._parts.health.note(e, layout.file(slot.place, slot.file), "publishing it")
                 return
-            if slot.entry is not None:
-                size += extent_bytes(slot.entry.n_chunks, self._block)
-            index.ledger.charge(size - slot.charge)
-            slot.charge = size
-            self._space.locked_weigh_directories()
         self._parts.metrics.add("flash_published")
 
     def heal(self, entry: Entry, file: ChunkFile, bad: int) -> None:

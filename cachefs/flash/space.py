@@ -37,7 +37,8 @@ class Space:
         self.next_serial = 0
 
     def usage(self) -> Usage:
-        available = self._ops.free_bytes(self._layout.tree_fd)
+        """The space taken now. Raises :class:`DiskFault`."""
+        available = self._free_bytes()
         with self._index.lock:
             self.locked_weigh_directories()
             ledger = self._index.ledger
@@ -57,7 +58,7 @@ class Space:
             )
         while True:
             self.drop_dying()
-            available = self._ops.free_bytes(self._layout.tree_fd)
+            available = self._free_bytes()
             with self._index.lock:
                 self._index.require_open()
                 self.locked_weigh_directories()
@@ -65,11 +66,9 @@ class Space:
                 if short <= 0:
                     ledger.reserve(need)
                     return
-                if self.locked_evict(short):
-                    continue
-                # Another thread may be removing just what is needed.
+                # What another thread is removing just now may be enough.
                 removing = any(slot.dropping for slot in self._index.dying.values())
-                if removing and self._index.changed.wait(_WAIT):
+                if (removing and self._index.changed.wait(_WAIT)) or self.locked_evict(short):
                     continue
                 raise CacheFull(
                     f"no room for its {size} bytes: {short} short, with {ledger.used} of the quota of {ledger.quota} "
@@ -106,8 +105,12 @@ class Space:
             self._drop(slot)
 
     def locked_weigh_directories(self) -> None:
+        """Bring the directories' part of the account up to date. Raises :class:`DiskFault`."""
         ledger = self._index.ledger
-        ledger.directories = self._layout.directory_bytes()
+        try:
+            ledger.directories = self._layout.directory_bytes()
+        except OSError as e:
+            raise self._health.note(e, self._layout.path, "looking at its directories") from e
         self._metrics.set("flash_used_bytes", ledger.used)
 
     def locked_evict(self, size: int, *, partly: bool = False) -> bool:
@@ -160,6 +163,12 @@ class Space:
         for slot in [s for s in self._index.dying.values() if s.name == name and s.place is not Place.DYING]:
             if not slot.dropping:
                 self.locked_move_to_dying(slot)
+
+    def _free_bytes(self) -> int:
+        try:
+            return self._ops.free_bytes(self._layout.tree_fd)
+        except OSError as e:
+            raise self._health.note(e, self._layout.path, "looking at its free space") from e
 
     def _candidates(self, foreign: list[Slot]) -> Iterator[Candidate]:
         """Entries that nobody uses or holds, least recently used first; looks at their files one by one and puts those

@@ -43,14 +43,13 @@ class FlashStore:
     def __init__(
         self, settings: Settings, layout: Layout, lock: DirectoryLock, metrics: Metrics, clock: Clock, ops: FileOps
     ) -> None:
-        block = ops.block_bytes(layout.tree_fd)
-        index = Index(Ledger(settings.quota or 0, settings.free_floor, HEADROOM_BLOCKS * block))
+        index = Index(Ledger(settings.quota or 0, settings.free_floor, HEADROOM_BLOCKS * layout.block_bytes))
         health = Health(layout.path, clock, metrics, self._probe)
         self._parts = Parts(ops, layout, index, health, metrics, clock)
         self._dir_lock = lock
         self._space = Space(self._parts)
         self._lifecycle = Lifecycle(self._parts, self._space, settings.chunk_size)
-        self._recover(settings.quota, block)
+        self._recover(settings.quota)
 
     @classmethod
     def open(
@@ -174,10 +173,7 @@ class FlashStore:
 
     def usage(self) -> Usage:
         """The space taken now; ``used`` never exceeds the quota."""
-        try:
-            return self._space.usage()
-        except OSError as e:
-            raise self._parts.health.note(e, self._parts.layout.path, "looking at its space") from e
+        return self._space.usage()
 
     def drop_dying(self) -> None:
         """Remove evicted files that nobody holds any more and credit their space. Cheap; call it now and then."""
@@ -218,7 +214,7 @@ class FlashStore:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _recover(self, quota: int | None, block: int) -> None:
+    def _recover(self, quota: int | None) -> None:
         listing, foreign = recovery.list_tree(self._parts.layout, self._parts.ops)
         verdict = recovery.decide(listing)
         self._space.next_serial = recovery.next_serial(listing)
@@ -228,7 +224,8 @@ class FlashStore:
             charge = kept.data.disk_bytes + kept.meta.disk_bytes
             if kept.place is Place.FILLING:
                 # A table of 8 bytes per chunk: no more chunks than that.
-                charge = max(charge, most_bytes(kept.data.size, kept.meta.size, kept.meta.size // 8, block))
+                most = most_bytes(kept.data.size, kept.meta.size, kept.meta.size // 8, self._parts.layout.block_bytes)
+                charge = max(charge, most)
             index.ledger.charge(charge)
             index.add(live_slot(kept.name, kept.place, kept.meta_place, charge, kept.meta.mtime))
         for left in verdict.leftovers:

@@ -17,7 +17,7 @@ from cachefs.errors import CacheError, CacheFull, DiskFault
 from cachefs.flash import FlashStore
 from cachefs.flash.health import PROBE_INTERVAL
 from cachefs.testing.clock import ManualClock
-from cachefs.testing.diskops import FaultyOps
+from cachefs.testing.diskops import FaultyOps, WatchedOps
 from cachefs.testing.flashkit import CHUNK, Reader, disk_usage, files_of, fill, flip_bit, open_store, thing
 
 A, B, C = (thing(name, 3 * CHUNK + 11) for name in "abc")
@@ -330,6 +330,55 @@ def test_without_preallocation_the_quota_still_holds(tmp_path: Path) -> None:
             what = thing(f"s{n}", 4 * CHUNK)
             fill(store, what)
             assert disk_usage(tmp_path) <= store.usage().used <= 16 * CHUNK
+
+
+CALLS = sorted({name for name in vars(WatchedOps) if not name.startswith("_")} - {"before", "release", "close"})
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_whatever_call_fails_the_error_is_ours_and_it_passes(tmp_path: Path, call: str, number: int) -> None:
+    """One system call always fails: nothing but our own errors comes out, and afterwards all is well."""
+    clock, ops = ManualClock(), FaultyOps()
+    name = "open_write" if call == "open" else call
+    store = open_store(tmp_path, 7 * CHUNK, clock=clock, ops=ops)
+    a = fill(store, A)
+    store.close()
+    store = open_store(tmp_path, 7 * CHUNK, clock=clock, ops=ops)
+    for fault in (lambda c, n: number if c in {call, name} else None, None):
+        ops.fault = fault
+        for what in (A, B, C):
+            with contextlib.suppress(CacheError):
+                entry = store.create(what.key, len(what.data), lease=True)
+                try:
+                    reader = Reader(entry)
+                    for i in entry.missing():
+                        if not entry.verify_chunk(i) and not entry.superseded:
+                            entry.write_chunk(i, what.chunk(i))
+                    assert reader.wrong(what) == []
+                    reader.close()
+                finally:
+                    entry.release()
+        for other in (store.entries, store.usage, store.drop_dying, lambda: store.evict(a.name), store.check):
+            with contextlib.suppress(CacheError):
+                other()
+        clock.advance(PROBE_INTERVAL)
+    fill(store, B)
+    assert store.fault is None
+    store.close()
+    store = open_store(tmp_path, 7 * CHUNK)
+    assert disk_usage(tmp_path) <= store.usage().used <= 7 * CHUNK
+    store.close()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_whatever_call_fails_opening_leaves_nothing_open(tmp_path: Path, call: str) -> None:
+    open_store(tmp_path).close()
+    ops = always(errno.EIO, call)
+    with contextlib.suppress(CacheError):
+        open_store(tmp_path, ops=ops).close()
+    assert ops.open_fds == set()
+    open_store(tmp_path).close()
 
 
 # --- a real small file system ---------------------------------------------------------------------------------------
