@@ -2,6 +2,7 @@
 
 Both use the same server, the same ranges and as many requests at a time, and write to the same disk. The daemon also
 digests every chunk, keeps its quota and publishes entries that survive a crash; the plain download does nothing else.
+One daemon serves all rounds, its cache emptied before each: start-up does not count on either side.
 The CPU column counts this process and the daemon's, not the server's.
 """
 
@@ -41,17 +42,18 @@ def figure(scratch: Path, sizes: Sizes) -> Iterator[Figure]:
         for file in files:
             obstore.put(store, file.name, file)
         keys = [file.name for file in files]
-        yield Figure(
-            name="cold",
-            title=f"Cold fill, {sizes.cold_objects * sizes.cold_object / 1e6:.0f} MB",
-            unit="MB/s",
-            scale=1e-6,
-            baseline="obstore to files",
-            cases=(
-                Case("obstore to files", "limit", lambda: download(store, keys, scratch / "plain", sizes)),
-                Case("cachefs daemon", "ours", lambda: fill(server, keys, scratch / "cache", sizes)),
-            ),
-        )
+        with daemon(server, scratch / "cache", sizes) as (client, process):
+            yield Figure(
+                name="cold",
+                title=f"Cold fill, {sizes.cold_objects * sizes.cold_object / 1e6:.0f} MB",
+                unit="MB/s",
+                scale=1e-6,
+                baseline="obstore to files",
+                cases=(
+                    Case("obstore to files", "limit", lambda: download(store, keys, scratch / "plain", sizes)),
+                    Case("cachefs daemon", "ours", lambda: fill(client, process, keys)),
+                ),
+            )
     shutil.rmtree(scratch / "s3", ignore_errors=True)
 
 
@@ -69,7 +71,9 @@ def _store(server: SeaweedServer) -> Any:
 
 def download(store: Any, keys: list[str], folder: Path, sizes: Sizes) -> Timing:
     """Ranged GETs from a thread pool, each written at its place into a preallocated file."""
-    _fresh(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
+    os.sync()
 
     def one(job: tuple[int, str, int]) -> int:
         fd, key, start = job
@@ -91,9 +95,11 @@ def download(store: Any, keys: list[str], folder: Path, sizes: Sizes) -> Timing:
     return watch.timing(done)
 
 
-def fill(server: SeaweedServer, keys: list[str], folder: Path, sizes: Sizes) -> Timing:
-    """Prefetch everything into an empty cache and wait until every byte is there. The daemon runs already."""
-    _fresh(folder)
+@contextmanager
+def daemon(server: SeaweedServer, folder: Path, sizes: Sizes) -> Iterator[tuple[Client, psutil.Process]]:
+    """A daemon with an empty cache, and a client of it; stopped and removed at the end."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
     settings = Settings.load(
         {},
         cache_dir=folder,
@@ -103,15 +109,31 @@ def fill(server: SeaweedServer, keys: list[str], folder: Path, sizes: Sizes) -> 
         origin=server.origin,
     )
     with connect(settings) as client:
-        daemon = psutil.Process(int(client.stats()["pid"] or 0))
+        process = psutil.Process(int(client.stats()["pid"] or 0))
         try:
-            with stopwatch(daemon) as watch:
-                done = _fill(client, [f"s3://{BUCKET}/{key}" for key in keys])
+            yield client, process
         finally:
             client.stop_daemon()
-            daemon.wait(30)
-    shutil.rmtree(folder)
+            process.wait(30)
+            shutil.rmtree(folder)
+
+
+def fill(client: Client, process: psutil.Process, keys: list[str]) -> Timing:
+    """Prefetch everything into the emptied cache and wait until every byte is there."""
+    client.evict(None)
+    if client.entries():
+        raise ValueError("the cache could not be emptied")
+    os.sync()
+    before = _fetched(client)
+    with stopwatch(process) as watch:
+        done = _fill(client, [f"s3://{BUCKET}/{key}" for key in keys])
+    if _fetched(client) - before != done:
+        raise ValueError(f"the daemon fetched {_fetched(client) - before} bytes for a data set of {done}")
     return watch.timing(done)
+
+
+def _fetched(client: Client) -> int:
+    return int(client.stats().get("origin_get_bytes") or 0)
 
 
 def _fill(client: Client, urls: list[str]) -> int:
@@ -122,10 +144,3 @@ def _fill(client: Client, urls: list[str]) -> int:
         done += len(shard.view())
         shard.close()
     return done
-
-
-def _fresh(folder: Path) -> None:
-    """An empty folder, and nothing of an earlier repetition left for the kernel to write."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)
-    os.sync()
