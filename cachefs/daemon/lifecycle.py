@@ -27,7 +27,7 @@ from .control import ControlServer
 from .disk import Disk
 from .engine import Engine
 from .idle import IdleWatch
-from .log import Log, private_opener
+from .log import MOST_LOG_BYTES, Log, private_opener
 from .place import ListeningSocket, SocketLock
 from .prefetch import Prefetcher
 from .stores import StoreOpener
@@ -35,6 +35,8 @@ from .stores import StoreOpener
 STATE_NAME = "daemon.json"
 STOP_SECONDS = 10.0
 """From the order to stop until the process ends, however slow the disk or the origin is."""
+_OWN_BYTES = MOST_LOG_BYTES + 32 * 1024
+"""What log, note and lock take of the quota, in whole blocks."""
 _BUSY_SECONDS = 3.0
 _TICK = 0.5
 _TIDY_INTERVAL = 2.0
@@ -106,7 +108,7 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
         loop.add_signal_handler(number, stop.set)
     log = Log(settings.cache_dir, clock, echo=echo)
     metrics = Metrics()
-    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock), clock, log)
+    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, reserved=_OWN_BYTES), clock, log)
     opener = StoreOpener(settings, metrics=metrics, clock=clock)
     engine = Engine(settings, disk, opener, metrics=metrics, clock=clock, log=log)
     prefetcher = Prefetcher(engine, metrics, log)

@@ -20,8 +20,12 @@ import msgspec
 from ..clock import Clock
 
 LOG_NAME = "daemon.log"
-_MOST_BYTES = 1 << 20
-_MOST_QUEUED = 10_000
+_FILE_BYTES = 256 * 1024
+MOST_LOG_BYTES = 2 * _FILE_BYTES
+"""What the log and its predecessor take together at most."""
+_BATCH_BYTES = 64 * 1024
+_MOST_QUEUED_BYTES = 1 << 20
+_FIELD_CHARS = 2048
 
 _QUERY = re.compile(r"(https?://[^\s?]+)\?\S*", re.IGNORECASE)
 
@@ -40,13 +44,15 @@ class Log:
         self._clock = clock
         self._echo = echo
         self._queue: deque[bytes] = deque()
+        self.queued_bytes = 0
+        """Bytes of records that are not written yet."""
         self._wake = asyncio.Event()
         self._lost = 0
         self._closing = False
 
     def record(self, event: str, **fields: Field) -> None:
         """Note an event. Callable from the loop's thread only; returns at once."""
-        if len(self._queue) >= _MOST_QUEUED:
+        if self.queued_bytes >= _MOST_QUEUED_BYTES:
             self._lost += 1
             return
         values: dict[str, Field] = {"time": round(self._clock.time(), 3), "event": event}
@@ -55,6 +61,7 @@ class Log:
             values["lost_records"], self._lost = self._lost, 0
         line = msgspec.json.encode(values) + b"\n"
         self._queue.append(line)
+        self.queued_bytes += len(line)
         self._wake.set()
         if self._echo:
             with contextlib.suppress(OSError):  # a closed terminal
@@ -66,9 +73,7 @@ class Log:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            lines = list(self._queue)
-            self._queue.clear()
-            if lines:
+            while lines := self._batch():
                 try:
                     await self._write(b"".join(lines))
                 except OSError:
@@ -81,17 +86,34 @@ class Log:
         self._closing = True
         self._wake.set()
 
+    def _batch(self) -> list[bytes]:
+        """The next records to write, taken from the queue; together far less than a file may hold."""
+        lines: list[bytes] = []
+        size = 0
+        while self._queue and (not lines or size + len(self._queue[0]) <= _BATCH_BYTES):
+            lines.append(self._queue.popleft())
+            size += len(lines[-1])
+        self.queued_bytes -= size
+        return lines
+
     async def _write(self, data: bytes) -> None:
+        if await asyncio.to_thread(_size_of, self._path) + len(data) > _FILE_BYTES:
+            await asyncio.to_thread(os.replace, self._path, self._path.with_suffix(".log.1"))
         async with aiofiles.open(self._path, "ab", opener=private_opener) as file:
             await file.write(data)
-            size = await file.tell()
-        if size > _MOST_BYTES:
-            await asyncio.to_thread(os.replace, self._path, self._path.with_suffix(".log.1"))
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def safe_text(text: str) -> str:
-    """One line, and without the query of http(s) URLs."""
-    return _QUERY.sub(r"\1", " ".join(text.split()))
+    """One line of bounded length, and without the query of http(s) URLs."""
+    line = _QUERY.sub(r"\1", " ".join(text.split()))
+    return line if len(line) <= _FIELD_CHARS else line[: _FIELD_CHARS - 1] + "\u2026"
 
 
 def private_opener(path: str, flags: int) -> int:

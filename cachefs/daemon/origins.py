@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..clock import Clock
 from ..config import Origin
-from ..errors import Changed, NotFound, StoreError
+from ..errors import Changed, ConfigError, NotFound, StoreError
 from ..objstore.abc import Listing, ObjectMeta, ObjectStore
 from ..objstore.url import ObjectUrl
 from .singleflight import SingleFlight
@@ -23,6 +23,7 @@ HEAD_TTL = 10.0
 """Seconds for which an object's version counts as known, so that many openings at once ask the origin once."""
 _HEADS = 10_000
 _BUCKETS = 64
+_VERSION_CHARS = 1024
 
 Opener = Callable[[ObjectUrl, Origin], ObjectStore]
 
@@ -78,6 +79,8 @@ class Bucket:
         An ETag and a size as a listing gives them need no request: the reads themselves are conditional on them. An
         object of no bytes is never read, so the origin is asked about it.
         """
+        if version is not None and len(version) > _VERSION_CHARS:
+            raise ConfigError(f"a version of {len(version)} bytes is none that a store gives", url=str(target))
         if version is not None and size and version.startswith(('"', 'W/"')):
             return ObjectMeta(target.key, size, etag=version)
         meta = await self.head(target)

@@ -17,7 +17,9 @@ from .origins import Access
 
 PARALLEL = 4
 """Objects on their way at once; their chunks queue behind those of opened objects."""
-MOST_QUEUED = 1_000_000
+MOST_QUEUED_BYTES = 256 << 20
+_WISH_BYTES = 250
+"""What a wish takes beside its text."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,21 @@ class Wish:
     size: int | None
     access: Access
 
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes, roughly."""
+        return _WISH_BYTES + len(self.url) + len(self.version or "")
+
 
 class Prefetcher:
     """Works through wishes until cancelled. A wish that fails is counted and logged: a later open meets the error."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, log: Log, *, most_queued: int = MOST_QUEUED) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, log: Log, *, most_bytes: int = MOST_QUEUED_BYTES) -> None:
         self._engine = engine
         self._metrics = metrics
         self._log = log
-        self._most_queued = most_queued
+        self._most_bytes = most_bytes
+        self._queued_bytes = 0
         self._queue: OrderedDict[tuple[str, str | None, str], Wish] = OrderedDict()
         self._arrived = asyncio.Condition()
         self._active = 0
@@ -51,9 +59,12 @@ class Prefetcher:
         dropped = 0
         for wish in wishes:
             key = (wish.url, wish.version, wish.access.identity)
-            if len(self._queue) < self._most_queued:
-                self._queue.setdefault(key, wish)
-            elif key not in self._queue:
+            if key in self._queue:
+                continue
+            if self._queued_bytes + wish.memory <= self._most_bytes:
+                self._queue[key] = wish
+                self._queued_bytes += wish.memory
+            else:
                 dropped += 1
         if dropped:
             self._metrics.add("prefetch_dropped", dropped)
@@ -73,6 +84,7 @@ class Prefetcher:
             async with self._arrived:
                 await self._arrived.wait_for(lambda: self._queue)
             _, wish = self._queue.popitem(last=False)
+            self._queued_bytes -= wish.memory
             self._metrics.set("prefetch_queued", len(self._queue))
             self._active += 1
             try:

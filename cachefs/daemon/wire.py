@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _RECEIVE = 256 * 1024
 _MOST_WAITING = 64
-"""Requests of one client that are read ahead; beyond that its socket is left full."""
+_MOST_WAITING_BYTES = 1 << 20
+"""Requests of one client that are read ahead, and their bytes; beyond that its socket is left full."""
 
 
 class ClientGone(Exception):
@@ -40,7 +41,8 @@ class Wire:
         self._on_gone = on_gone
         self._send_timeout = send_timeout
         self._frames = FrameBuffer()
-        self._requests: deque[Request] = deque()
+        self._requests: deque[tuple[Request, int]] = deque()
+        self._waiting_bytes = 0
         self._waiting: asyncio.Future[None] | None = None
         self._reading = True
         self._open = True
@@ -53,15 +55,16 @@ class Wire:
     @property
     def unanswered(self) -> list[Request]:
         """Requests that arrived and were not received yet."""
-        return list(self._requests)
+        return [request for request, _ in self._requests]
 
     async def receive(self) -> Request:
         """The next request. One caller at a time; cancelled by its owner when the client is gone."""
         while not self._requests:
             self._waiting = self._loop.create_future()
             await self._waiting
-        request = self._requests.popleft()
-        if not self._reading and not self._ended and len(self._requests) < _MOST_WAITING:
+        request, size = self._requests.popleft()
+        self._waiting_bytes -= size
+        if not self._reading and not self._ended and not self._full:
             self._reading = True
             self._loop.add_reader(self._sock, self._readable)
         return request
@@ -124,6 +127,10 @@ class Wire:
         finally:
             self._loop.remove_writer(self._sock)
 
+    @property
+    def _full(self) -> bool:
+        return len(self._requests) >= _MOST_WAITING or self._waiting_bytes >= _MOST_WAITING_BYTES
+
     def _readable(self) -> None:
         try:
             data = self._sock.recv(_RECEIVE)
@@ -137,11 +144,13 @@ class Wire:
             return
         try:
             self._frames.feed(data)
-            self._requests.extend(map(decode_request, self._frames.frames()))
+            for body in self._frames.frames():
+                self._requests.append((decode_request(body), len(body)))
+                self._waiting_bytes += len(body)
         except CacheError as e:
             self._gone(e.what)
             return
-        if len(self._requests) >= _MOST_WAITING:
+        if self._full:
             self._reading = False
             self._loop.remove_reader(self._sock)
         if self._requests and self._waiting is not None and not self._waiting.done():

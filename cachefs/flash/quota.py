@@ -59,13 +59,15 @@ class Ledger:
     """The running account of one store. Not thread-safe: the index's lock guards it.
 
     ``used`` counts a reservation from the moment it is made; ``pending`` is the part of it not yet allocated on disk.
-    ``ignored`` are files in our directories that are not ours to remove.
+    ``ignored`` are files in our directories that are not ours to remove; ``reserved`` is what the store's owner may
+    write beside it.
     """
 
-    def __init__(self, quota: int, floor: int, headroom: int) -> None:
+    def __init__(self, quota: int, floor: int, headroom: int, reserved: int = 0) -> None:
         self.quota = quota
         self.floor = floor
         self.headroom = headroom
+        self.reserved = reserved
         self.entries = 0
         self.directories = 0
         self.ignored = 0
@@ -73,7 +75,7 @@ class Ledger:
 
     @property
     def used(self) -> int:
-        return self.entries + self.directories + self.ignored
+        return self.entries + self.directories + self.ignored + self.reserved
 
     def short_of(self, need: int, available: int) -> int:
         """How many bytes are lacking for ``need`` more, the disk having ``available``; see :func:`shortfall`."""
@@ -88,7 +90,7 @@ class Ledger:
 
     def never_fits(self, need: int) -> bool:
         """Whether ``need`` bytes exceed the quota even with no entry left."""
-        return need + self.headroom + self.directories + self.ignored > self.quota
+        return need + self.headroom + self.directories + self.ignored + self.reserved > self.quota
 
     def reserve(self, need: int) -> None:
         self.entries += need

@@ -41,9 +41,17 @@ class FlashStore:
     """
 
     def __init__(
-        self, settings: Settings, layout: Layout, lock: DirectoryLock, metrics: Metrics, clock: Clock, ops: FileOps
+        self,
+        settings: Settings,
+        layout: Layout,
+        lock: DirectoryLock,
+        metrics: Metrics,
+        clock: Clock,
+        ops: FileOps,
+        reserved: int,
     ) -> None:
-        index = Index(Ledger(settings.quota or 0, settings.free_floor, HEADROOM_BLOCKS * layout.block_bytes))
+        headroom = HEADROOM_BLOCKS * layout.block_bytes
+        index = Index(Ledger(settings.quota or 0, settings.free_floor, headroom, reserved))
         health = Health(layout.path, clock, metrics, self._probe)
         self._parts = Parts(ops, layout, index, health, metrics, clock)
         self._dir_lock = lock
@@ -53,10 +61,17 @@ class FlashStore:
 
     @classmethod
     def open(
-        cls, settings: Settings, *, metrics: Metrics, clock: Clock = SYSTEM_CLOCK, ops: FileOps | None = None
+        cls,
+        settings: Settings,
+        *,
+        metrics: Metrics,
+        clock: Clock = SYSTEM_CLOCK,
+        ops: FileOps | None = None,
+        reserved: int = 0,
     ) -> FlashStore:
         """Open or make the store in ``settings.cache_dir`` and tidy up after its last owner. Reads no data file.
 
+        ``reserved`` bytes of the quota are the caller's, for its own files in the directory.
         Raises :class:`CacheError` naming the pid if another process has it, or if the path is not a directory or
         belongs to another user; :class:`DiskFault` if the disk refuses. A disk that can only be read gives a store
         that serves what it has.
@@ -69,7 +84,7 @@ class FlashStore:
             with _as_disk_error(settings, "opening it"):
                 layout = Layout.open(settings.cache_dir, ops)
                 try:
-                    return cls(settings, layout, lock, metrics, clock, ops)
+                    return cls(settings, layout, lock, metrics, clock, ops, reserved)
                 except BaseException:
                     layout.close()
                     raise

@@ -13,6 +13,8 @@ from urllib.parse import unquote
 from ..errors import ConfigError
 
 LOCAL_SCHEMES = frozenset({"", "file"})
+MOST_URL_BYTES = 4096
+"""No store has keys of more than 1,024 bytes; presigned http URLs are longer."""
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +44,7 @@ class ObjectUrl:
 def parse_url(text: str | os.PathLike[str]) -> ObjectUrl:
     """Split a URL or a local path. Local paths and ``file://`` give scheme ``file`` and an absolute path as key.
 
-    Raises :class:`ConfigError` where a bucket is missing.
+    Raises :class:`ConfigError` where a bucket is missing, or for a URL longer than :data:`MOST_URL_BYTES`.
     """
     raw = os.fspath(text)
     if not raw:
@@ -54,6 +56,9 @@ def parse_url(text: str | os.PathLike[str]) -> ObjectUrl:
     if scheme == "file":
         path = unquote(rest.removeprefix("localhost"))
         return ObjectUrl("file", "", os.path.abspath(path))
+    length = len(raw.encode(errors="surrogatepass"))
+    if length > MOST_URL_BYTES:
+        raise ConfigError(f"a URL of {length} bytes; at most {MOST_URL_BYTES} are taken", url=f"{raw[:80]}\u2026")
     bucket, _, key = rest.partition("/")
     if not bucket and scheme != "memory":
         raise ConfigError("no bucket in the URL", url=raw, hint=f"write {scheme}://bucket/key")

@@ -61,6 +61,15 @@ def test_shortfall_is_exactly_what_must_come_free(
     assert short <= 0 or not fits(short - 1)
 
 
+def test_what_others_may_write_into_the_directory_counts() -> None:
+    ledger = Ledger(quota=300, floor=0, headroom=10, reserved=40)
+    assert ledger.used == 40
+    assert not ledger.never_fits(250)
+    assert ledger.never_fits(251)
+    ledger.reserve(250)
+    assert ledger.short_of(1, available=10**9) == 1
+
+
 @given(st.lists(st.tuples(st.sampled_from(["reserve", "settle", "drop"]), st.integers(1, 100)), max_size=40))
 def test_the_ledger_never_promises_more_than_the_quota(steps: list[tuple[str, int]]) -> None:
     ledger = Ledger(quota=300, floor=0, headroom=10)

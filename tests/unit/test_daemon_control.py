@@ -18,7 +18,7 @@ import pytest
 from cachefs import protocol
 from cachefs.client import Client, connect
 from cachefs.connection import Connection, connect_socket
-from cachefs.errors import CacheError, DaemonUnavailable, DeadlineExceeded, ProtocolMismatch
+from cachefs.errors import CacheError, ConfigError, DaemonUnavailable, DeadlineExceeded, ProtocolMismatch
 from cachefs.session import Session
 from cachefs.testing.enginebox import CHUNK, ORIGIN
 from cachefs.testing.scripted import Call, ScriptedStore
@@ -289,6 +289,44 @@ def test_pipelined_requests_beyond_the_bound_are_all_answered(server: Served) ->
             reply, _ = connection.receive(timeout=10)
             assert isinstance(reply, protocol.StatPage)
         sender.join()
+
+
+def test_pipelined_requests_are_bounded_in_bytes(server: Served) -> None:
+    """Long requests behind one that waits stay in the socket, not in the daemon's memory."""
+    server.hold_reads()
+    with raw(server) as sock:
+        sock.sendall(protocol.encode(hello()))
+        connection = Connection(sock)
+        connection.receive(timeout=10)
+        connection.send(protocol.Open("s3://bucket/k"), timeout=10)
+        reply, fds = connection.receive(timeout=10)
+        for fd in fds:
+            os.close(fd)
+        assert isinstance(reply, protocol.Opened)
+        connection.send(protocol.Wait(reply.lease, 0, 1, 30.0), timeout=10)
+        frame = protocol.encode(protocol.Evict(["s3://bucket/" + "x" * 1000] * 1000))
+        sock.settimeout(0.5)
+        taken = 0
+        with pytest.raises(TimeoutError):
+            while taken < 60:
+                sock.sendall(frame)
+                taken += 1
+        assert taken * len(frame) < 12 << 20
+        server.let_reads()
+
+
+def test_a_url_longer_than_any_stores_keys_is_refused(server: Served) -> None:
+    long = "s3://bucket/" + "x" * 5000
+    with greeted(server) as connection:
+        for request in (protocol.Open(long), protocol.Stat(long), protocol.List(long), protocol.Evict([long])):
+            connection.send(request, timeout=10)
+            with pytest.raises(ConfigError, match="a URL of 5012 bytes") as caught:
+                connection.receive(timeout=10)
+            assert len(str(caught.value)) < 400
+        connection.send(protocol.Open("s3://bucket/k", version='"' + "v" * 5000 + '"', size=5), timeout=10)
+        with pytest.raises(ConfigError, match="a version of 5002 bytes"):
+            connection.receive(timeout=10)
+    assert server.store.calls == []
 
 
 def test_a_stop_is_answered_and_passed_on(server: Served) -> None:

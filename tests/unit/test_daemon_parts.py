@@ -17,7 +17,7 @@ import pytest
 
 from cachefs.config import Origin
 from cachefs.daemon.idle import IdleWatch
-from cachefs.daemon.log import LOG_NAME, Log, safe_text
+from cachefs.daemon.log import LOG_NAME, MOST_LOG_BYTES, Log, safe_text
 from cachefs.daemon.origins import Access, Origins
 from cachefs.daemon.place import ListeningSocket, SocketLock
 from cachefs.daemon.prefetch import PARALLEL, Prefetcher, Wish
@@ -146,19 +146,40 @@ def test_a_log_that_cannot_be_written_costs_records_only(tmp_path: Path) -> None
     assert json.loads(line)["event"] == "kept"
 
 
-def test_the_log_is_bounded(tmp_path: Path) -> None:
+def test_the_log_is_bounded_at_every_moment(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
     async def test() -> None:
         log = Log(tmp_path, ManualClock())
         async with running(log):
             for _ in range(40):
                 for _ in range(100):
                     log.record("event", text="x" * 1000)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.005)
+                sizes.append(sum(p.stat().st_size for p in tmp_path.iterdir()))
 
     asyncio.run(test())
-    sizes = {p.name: p.stat().st_size for p in tmp_path.iterdir()}
-    assert set(sizes) <= {LOG_NAME, LOG_NAME + ".1"}
-    assert sum(sizes.values()) < 4 << 20
+    assert {p.name for p in tmp_path.iterdir()} == {LOG_NAME, LOG_NAME + ".1"}
+    assert max(sizes) <= MOST_LOG_BYTES
+    last = json.loads((tmp_path / LOG_NAME).read_text().splitlines()[-1])
+    assert last["event"] == "event"
+
+
+def test_a_long_field_is_cut_and_a_burst_costs_records_not_memory(tmp_path: Path) -> None:
+    async def test() -> None:
+        log = Log(tmp_path, ManualClock())
+        for _ in range(10_000):
+            log.record("burst", text="y" * 100_000)
+        assert log.queued_bytes <= (1 << 20) + 4096, "at most one record beyond"
+        async with running(log):
+            await until(lambda: not log.queued_bytes)
+            log.record("after")
+
+    asyncio.run(test())
+    lines = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
+    assert len(lines[0]["text"]) <= 2048
+    assert lines[0]["text"].endswith("\u2026")
+    assert lines[-1]["lost_records"] > 9000
 
 
 # --- single flight --------------------------------------------------------------------------------------------------
@@ -252,11 +273,29 @@ async def cached(box: EngineBox) -> int:
 def test_the_queue_is_bounded_and_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     async def test() -> None:
         async with engine_box(tmp_path / "cache", ScriptedStore()) as box:
-            prefetcher = Prefetcher(box.engine, box.metrics, box.log, most_queued=5)
+            room = sum(wish.memory for wish in wishes(*"abcde"))
+            prefetcher = Prefetcher(box.engine, box.metrics, box.log, most_bytes=room)
             await prefetcher.add(wishes(*"abcdefg"))
             await prefetcher.add(wishes("a"))
             assert box.metrics.get("prefetch_dropped") == 2
             assert box.metrics.get("prefetch_queued") == 5
+
+    asyncio.run(test())
+
+
+def test_long_wishes_take_more_of_the_queue_than_short_ones(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engine_box(tmp_path, ScriptedStore()) as box:
+            prefetcher = Prefetcher(box.engine, box.metrics, box.log, most_bytes=10_000)
+            await prefetcher.add(wishes(*(f"{i:03}" + "k" * 997 for i in range(100))))
+            assert 90 <= box.metrics.get("prefetch_dropped") < 100
+            task = asyncio.create_task(prefetcher.run())
+            await until(lambda: not prefetcher.busy)
+            before = box.metrics.get("prefetch_dropped")
+            await prefetcher.add(wishes("k" * 1000))
+            assert box.metrics.get("prefetch_dropped") == before, "what was worked off is room again"
+            await until(lambda: not prefetcher.busy)
+            task.cancel()
 
     asyncio.run(test())
 
