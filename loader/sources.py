@@ -166,8 +166,9 @@ def _by_pattern(pattern: str, client: Client) -> Found:
         matches = re.compile(pattern_regex(pattern)).fullmatch
     except re.error as e:
         raise ConfigError(f"the pattern cannot be read: {e}", url=pattern) from e
+    flat = "**" not in pattern and "/" not in pattern[magic.start() :]
     try:
-        listed = client.list(folder)
+        listed = [item for item in client.list(folder, delimiter=flat) if not item.is_prefix]
     except NotFound:
         listed = []
     suffix = os.path.splitext(pattern)[1]

@@ -28,7 +28,7 @@ def gunzip(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     out = bytearray()
     at = 0
     while at < len(source):
-        if source[at] == 0 and not any(source[at:]):
+        if source[at] == 0 and not data[at:].any():
             break
         stream = zlib.decompressobj(wbits=31)
         member = at

@@ -31,12 +31,21 @@ class FakeClient:
             raise Denied("missing or not allowed", url=url)
         raise NotFound("no such key", url=url)
 
-    def list(self, url: str) -> list[ObjectStat]:
+    def list(self, url: str, *, delimiter: bool = False) -> list[ObjectStat]:
         self.asked.append(("list", url))
         if not self.may_list:
             raise Denied("listing is not allowed", url=url)
         folder = url.rstrip("/") + "/"
         keys = sorted(key for key in self.objects if key.startswith(folder) and not key.endswith("/"))
+        if delimiter:
+            below = sorted(
+                {folder + key[len(folder) :].partition("/")[0] + "/" for key in keys if "/" in key[len(folder) :]}
+            )
+            own = [key for key in keys if "/" not in key[len(folder) :]]
+            return [*(ObjectStat(key, 0, "") for key in below), *self.stats(own)]
+        return self.stats(keys)
+
+    def stats(self, keys: list[str]) -> list[ObjectStat]:
         return [ObjectStat(key, len(self.objects[key]), f"v-{key}") for key in keys]
 
     def read(self, url: str) -> bytes:
@@ -106,6 +115,17 @@ class TestSources:
     )
     def test_patterns(self, pattern: str, wanted: list[str]) -> None:
         assert find(FakeClient(S3), f"s3://b/{pattern}") == wanted
+
+    def test_a_pattern_within_one_folder_does_not_list_those_below(self) -> None:
+        class Watched(FakeClient):
+            def list(self, url: str, *, delimiter: bool = False) -> list[ObjectStat]:
+                self.asked.append((f"list {delimiter}", url))
+                return super().list(url, delimiter=delimiter)
+
+        for pattern, flat in (("d/x-*.tar", True), ("d*/x-000.tar", False), ("**.tar", False)):
+            client = Watched(S3)
+            find(client, f"s3://b/{pattern}")
+            assert [what for what, _ in client.asked if what.startswith("list ")] == [f"list {flat}"]
 
     def test_a_list_is_read_without_the_right_to_list(self) -> None:
         client = FakeClient(S3, may_list=False)
