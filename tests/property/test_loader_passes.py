@@ -55,7 +55,7 @@ def test_ranks_and_workers_share_what_one_reader_reads(
             wanted = rank_positions(order, number, global_batch=batch, rank=rank, world=world, start=position, pad=pad)
             assert positions.tolist() == wanted.tolist()
             shard, index = order.locate(positions % order.total)
-            assert (places.shard.tolist(), places.index.tolist()) == (shard.tolist(), index.tolist())
+            assert (places.shard.tolist(), places.row.tolist()) == (shard.tolist(), index.tolist())
             assert stamp.size == len(positions)
             assert stamp.end == min(position + (number + 1) * batch, plan.end)
         for workers in (2, 3):
