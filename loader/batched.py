@@ -20,6 +20,7 @@ from .samples import ID, REPEAT, Places, Recipe, SampleReader
 
 if TYPE_CHECKING:
     from .dataset import ShardDataset
+    from .epochcell import Start
     from .reading import Reading
 
 Collate = Callable[[Sequence[Any]], Any]
@@ -38,7 +39,11 @@ class Batches(IterableDataset[Any]):
         return self.dataset.steps
 
     def __iter__(self) -> Iterator[Any]:
-        with self.dataset.begin_pass() as reading:
+        """This rank's batches of the next pass (in a DataLoader worker: the worker's)."""
+        return self._read(self.dataset.claim_pass())
+
+    def _read(self, claim: Start) -> Iterator[Any]:
+        with self.dataset.begin_pass(claim) as reading:
             whole = _batch_reader(reading, self._collate)
             for batch, stamp, places in reading.batches():
                 out = whole(batch, stamp, places)

@@ -60,8 +60,8 @@ class ShardDataset(IterableDataset[Any]):
     Values are views into private, writable maps of the shards: they stay valid as long as they are referenced, and
     what is written into them is seen by nobody else and in no later epoch.
 
-    Epochs advance by themselves: a finished pass is followed by the next epoch, in every worker mode. A pass that was
-    broken off begins again where it began.
+    Epochs advance by themselves: every ``iter`` reads the next epoch, in every worker mode, also after a pass that was
+    broken off. Call :meth:`set_epoch` before each pass where another one is wanted.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class ShardDataset(IterableDataset[Any]):
         )
         self._definition = Definition(options, client)
         self._cell = EpochCell()
+        self._claim: Start | None = None
         self._progress: Progress | None = None
         self._worker_first = 0  # loaded in this worker: the batch of its next pass at which it goes on
 
@@ -119,7 +120,10 @@ class ShardDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's samples of the next pass (in a DataLoader worker: of the worker's batches)."""
-        with self.begin_pass() as reading:
+        return self._read(self.claim_pass())
+
+    def _read(self, claim: Start) -> Iterator[Any]:
+        with self.begin_pass(claim) as reading:
             for batch, stamp, places in reading.batches():
                 for number, sample in enumerate(reading.samples(batch, stamp, places), 1):
                     reading.handed_out(batch, number, stamp.size)
@@ -132,13 +136,21 @@ class ShardDataset(IterableDataset[Any]):
         """
         return Batches(self, collate_fn)
 
-    def begin_pass(self) -> Reading:
-        """The next pass, to be read by this process: what iterating this data set or its batches uses."""
-        worker = find_worker()
-        cell = self._own_cell()
-        start = cell.next_pass(self._definition.place.rank)
+    def claim_pass(self) -> Start:
+        """Let the next pass be this process's: it is begun, whether or not it is ever read."""
+        self._cell.own()
+        self._claim = self._cell.begin(find_worker())
+        return self._claim
+
+    def begin_pass(self, claim: Start | None = None) -> Reading:
+        """The pass that was claimed, else the next one, to be read by this process.
+
+        What iterating this data set or its batches uses.
+        """
+        if claim is None or claim.generation != self._cell.next_pass().generation:
+            claim = self.claim_pass()  # a state or an epoch was set after the iterator was made
         first, self._worker_first = self._worker_first, 0
-        reading = Reading(self._definition, cell, start, worker=worker, first=first)
+        reading = Reading(self._definition, self._cell, claim, worker=find_worker(), first=first)
         self._progress = reading.progress
         return reading
 
@@ -159,14 +171,15 @@ class ShardDataset(IterableDataset[Any]):
     @property
     def skipped(self) -> int:
         """Damaged samples that were skipped, by this rank and its workers, since the data set was made."""
-        return self._cell.bad(self._definition.place.rank)
+        return self._cell.bad()
 
     # --- where the user is ---
 
     @property
     def epoch(self) -> int:
         """The epoch of the next pass."""
-        return self._own_cell().next_pass(self._definition.place.rank).epoch
+        self._cell.own()
+        return self._cell.next_pass().epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be ``epoch``; reaches persistent workers.
@@ -175,33 +188,42 @@ class ShardDataset(IterableDataset[Any]):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise StateError(f"set_epoch({epoch!r}): an epoch is a number from 0 on")
-        cell = self._own_cell()
-        start = cell.next_pass(self._definition.place.rank)
+        cell = self._cell
+        cell.own()
+        start = cell.next_pass()
         same = start.epoch == epoch
         cell.write(Base(epoch, start.position if same else 0, start.base.settings, start.stop if same else None))
-        self._progress = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the user is, as a small JSON-able dict: what was handed out by iterating in this process is used.
 
         In a DataLoader worker: that worker's own position (StatefulDataLoader's protocol). In the process that owns a
-        DataLoader with workers it is known between passes only; within one raises ``StateError``: use
-        :meth:`state_after` or :meth:`state_at`.
+        DataLoader with workers it is not known once they have begun a pass, until the next ``set_epoch`` or
+        ``load_state_dict``: then raises ``StateError``; use :meth:`state_after` or :meth:`state_at`.
         """
-        definition, progress, worker = self._definition, self._progress, find_worker()
-        if worker is not None and progress is not None:
-            return worker_to_dict(definition, progress, worker)
-        cell = self._own_cell()
-        rank = definition.place.rank
-        start = cell.next_pass(rank)
-        if progress is not None and progress.start == start:
+        definition, cell, worker = self._definition, self._cell, find_worker()
+        cell.own()
+        progress = self._latest()
+        if progress is not None:
+            if worker is not None:
+                return worker_to_dict(definition, progress, worker)
             return base_to_dict(definition, after_progress(definition, progress))
-        if cell.being_read(rank):
+        start = cell.next_pass()
+        if start.number:
             raise StateError(
                 "DataLoader workers read ahead, so this process does not know where the user is",
                 hint="use state_after(batch) with collate_fn=loader.collate, or state_at(batches)",
             )
         return base_to_dict(definition, after_batches(definition, start, 0))
+
+    def _latest(self) -> Progress | None:
+        """How far this process is in the pass begun last; ``None`` if that is not this process's."""
+        claim, progress = self._claim, self._progress
+        if claim is None or not (find_worker() is not None or self._cell.is_latest(claim)):
+            return None
+        if progress is not None and progress.start == claim:
+            return progress
+        return Progress(claim, self._definition.plan(claim), self._worker_first)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on where a state says, at any number of ranks and workers and any batch size.
@@ -212,18 +234,21 @@ class ShardDataset(IterableDataset[Any]):
         worker = find_worker()
         first = worker_from_dict(state, worker)
         base = base_from_dict(self._definition, state)
-        self._progress = None
+        cell = self._cell
         if worker is not None:
-            self._cell.adopt(base, self._definition.place.rank)
+            read = self._progress is not None and self._progress.start == self._claim
+            cell.adopt(base, worker, None if read else self._claim)
             self._worker_first = first
         else:
-            self._own_cell().write(base)
+            cell.own()
+            cell.write(base)
+        self._progress = None
 
     def state_at(self, batches: int) -> dict[str, Any]:
         """The state after ``batches`` batches, counted over epochs from the last ``load_state_dict`` or ``set_epoch``
         (else from the beginning). Depends on nothing else, so it is right whatever workers have read ahead."""
-        cell = self._own_cell()
-        start = Start(0, 0, cell.next_pass(self._definition.place.rank).base)
+        self._cell.own()
+        start = Start(0, 0, self._cell.base())
         return base_to_dict(self._definition, after_batches(self._definition, start, batches))
 
     def state_after(self, batch: Any) -> dict[str, Any]:
@@ -236,23 +261,15 @@ class ShardDataset(IterableDataset[Any]):
                 hint="use DataLoader(collate_fn=loader.collate) or batched(), and transforms that return a dict; "
                 "or state_at(batches)",
             )
-        base = self._own_cell().next_pass(self._definition.place.rank).base
-        return base_to_dict(self._definition, after_stamp(self._definition, base, stamp))
+        self._cell.own()
+        return base_to_dict(self._definition, after_stamp(self._definition, self._cell.base(), stamp))
 
     # --- between processes ---
-
-    def _own_cell(self) -> EpochCell:
-        """The cell shared with this process's workers; a process that only inherited one makes its own."""
-        if self._cell.owner != os.getpid() and find_worker() is None:
-            start = self._cell.next_pass(self._definition.place.rank)
-            self._cell = EpochCell(Base(start.epoch, start.position, start.base.settings, start.stop))
-            self._progress = None
-        return self._cell
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             self._definition.settle()
-        return {**self.__dict__, "_progress": None}
+        return {**self.__dict__, "_claim": None, "_progress": None}
 
     def __repr__(self) -> str:
         return f"<ShardDataset of {self._definition.options.source!r}>"

@@ -1,19 +1,29 @@
 """What a data set and its DataLoader workers must agree on: from where the next pass starts.
 
-A few integers in memory that forked and spawned workers share with the process that made them. The process that owns
-the data set writes the *base* (``set_epoch``, ``load_state_dict``); workers read it when a pass starts and only ever
-write their own *marks*: which pass they have started and finished. From base and marks follows the pass that comes
-next, so epochs advance by themselves in every worker mode, without a lock and whoever dies at whatever moment:
+A few integers in memory that forked and spawned workers share with the process that made them. That process, the
+*owner*, writes the *base* (``set_epoch``, ``load_state_dict``); whoever begins a pass writes only a *mark* of its own:
+the number of that pass since the base. From base and marks follows the pass that comes next, so epochs advance by
+themselves in every worker mode, without a lock and whoever dies at whatever moment:
 
-    a pass is finished when all of its workers have finished it; then the next one is the next epoch from its start.
+    each pass that is begun is the epoch after the one that was begun before it.
 
-A pass that was broken off begins again where it began. (Workers run ahead of the user: a pass broken off in its last
-``prefetch_factor * num_workers`` batches may have been finished by all of its workers and count as such.)
+How far a pass got plays no part: workers run ahead of the user by an amount that is a matter of timing, and nothing
+tells the owner which batch DataLoader has handed out last. So all ranks that begin equally many passes read the same
+epoch, also where they broke a pass off.
+
+All workers of one iteration of a DataLoader begin one pass, each when it gets to it. A worker joins the pass that the
+others of its iteration have begun; it knows them by what DataLoader gives to all of them (``Worker.team``), and it
+begins a new one if it finds its own mark there already, from the iteration before. DataLoader's workers mark a pass
+when they are started, before they read.
+
+A process that inherits a cell (``fork``, or a data set sent to a spawned process) and is no DataLoader worker makes it
+its own, before it reads, marks or has workers.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
@@ -23,13 +33,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .epochs import OrderSettings
-from .workers import Worker
+from .workers import Worker, find_worker
 
 _HEADER = 8
-_BANKS = 16  # ranks that inherited one cell from their parent keep their marks apart
 _WORKERS = 512
+_OWNER = _WORKERS  # the place behind the workers'
 _GENERATION, _EPOCH, _POSITION, _SEED, _LANES, _BLOCKS, _FLAGS, _STOP = range(8)
-_STARTED, _FINISHED, _BAD = range(3)
+_BEGUN, _BAD = range(2)
+_NO_TEAM = 0
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Start:
-    """Where one pass starts. ``number`` counts the passes finished since the base of this ``generation``."""
+    """Where one pass starts. ``number`` counts the passes begun before it since the base of this ``generation``."""
 
     generation: int
     number: int
@@ -67,18 +78,38 @@ class Start:
 
 
 class EpochCell:
-    """See the module's text. ``rank`` chooses the bank of marks; ranks on one host rarely share a cell at all."""
+    """See the module's text."""
 
     def __init__(self, base: Base | None = None) -> None:
-        self._attach(RawArray("q", _HEADER + 3 * _BANKS * _WORKERS))
-        self.owner = os.getpid()
-        self.write(base or Base())
+        self._make(base or Base(), 0)
+        _remember(self)
+
+    def _make(self, base: Base, generation: int) -> None:
+        self._attach(RawArray("q", _HEADER + 2 * (_WORKERS + 1)))
+        self._owner = os.getpid()
+        self._head[_GENERATION] = generation
+        self.write(base)
+        self._left = base
 
     def _attach(self, memory: Any) -> None:
         self._memory = memory
         words: npt.NDArray[np.int64] = np.frombuffer(memory, np.int64)
         self._head = words[:_HEADER]
-        self._marks = words[_HEADER:].reshape(3, _BANKS, _WORKERS)
+        self._marks = words[_HEADER:].reshape(2, _WORKERS + 1)
+
+    def own(self) -> None:
+        """Make it this process's own if it is another's and this is no DataLoader worker.
+
+        It then goes on where the other's stood when this process got it.
+        """
+        if self._owner != os.getpid() and find_worker() is None:
+            self._make(self._left, int(self._head[_GENERATION]) + 1)
+
+    def leave(self) -> None:
+        """A copy is about to be made: note where it would go on if it became another process's own."""
+        self.own()
+        start = self.next_pass()
+        self._left = Base(start.epoch, start.position, start.base.settings, start.stop)
 
     def write(self, base: Base) -> None:
         """Set where the next pass starts; marks of earlier passes no longer count."""
@@ -86,10 +117,16 @@ class EpochCell:
         self._store(base)
         self._head[_GENERATION] = generation + 1
 
-    def adopt(self, base: Base, rank: int) -> None:
-        """As :meth:`write`, by several workers that all load the same state: the first one counts."""
+    def adopt(self, base: Base, worker: Worker, unread: Start | None) -> None:
+        """As :meth:`write`, by several workers that all load the same state: the first of a team counts.
+
+        ``unread``: a pass that this worker has begun but not read from.
+        """
         generation = int(self._head[_GENERATION])
-        if self.base() != base or self._finished(generation, rank):
+        own = int(self._marks[_BEGUN, _place(worker)])
+        others = any(_matches(mark, generation) and _team(mark) != worker.team for mark in self._marks[_BEGUN].tolist())
+        fresh = unread is not None and unread.number == 0 and own == _mark(unread, worker.team)
+        if self.base() != base or others or (_matches(own, generation) and not fresh):
             self._store(base)
             self._head[_GENERATION] = generation + 1  # the same number, whichever worker writes it
 
@@ -122,67 +159,89 @@ class EpochCell:
             )
         return Base(head[_EPOCH], head[_POSITION], settings, None if head[_STOP] < 0 else head[_STOP])
 
-    def next_pass(self, rank: int) -> Start:
-        """Where the next pass of this rank starts."""
+    def next_pass(self) -> Start:
+        """Where the next pass starts, whoever begins it."""
         generation = int(self._head[_GENERATION])
-        return Start(generation, self._finished(generation, rank), self.base())
+        return Start(generation, max(_passes(mark, generation) for mark in self._marks[_BEGUN].tolist()), self.base())
 
-    def being_read(self, rank: int) -> bool:
-        """Whether workers have started the pass that comes next by the marks, hence have not all finished it."""
-        start = self.next_pass(rank)
-        marks = self._marks[_STARTED, rank % _BANKS].tolist()
-        return any(_matches(mark, start.generation) and _passes(mark) == start.number + 1 for mark in marks)
-
-    def started(self, start: Start, rank: int, worker: Worker) -> None:
-        """A worker begins a pass."""
-        self._mark(_STARTED, start, rank, worker)
-
-    def finished(self, start: Start, rank: int, worker: Worker) -> None:
-        """A worker has yielded all of its part of a pass."""
-        self._mark(_FINISHED, start, rank, worker)
-
-    def count_bad(self, rank: int, worker: Worker, samples: int) -> None:
-        """Count samples that were skipped as damaged."""
-        self._marks[_BAD, rank % _BANKS, worker.index % _WORKERS] += samples
-
-    def bad(self, rank: int) -> int:
-        """Samples that this rank's workers skipped as damaged."""
-        return int(self._marks[_BAD, rank % _BANKS].sum())
-
-    def _mark(self, kind: int, start: Start, rank: int, worker: Worker) -> None:
+    def begin(self, worker: Worker | None) -> Start:
+        """Begin a pass, or join the one that this worker's team has begun."""
+        start = self.next_pass()
+        place, team = (_OWNER, _NO_TEAM) if worker is None else (_place(worker), worker.team)
+        marks = self._marks[_BEGUN].tolist()
+        if worker is not None:
+            generation = start.generation
+            joined = max((_passes(mark, generation) for mark in marks if _team(mark) == team), default=0)
+            if joined > _passes(marks[place], generation):
+                start = Start(generation, joined - 1, start.base)
         # One aligned 8-byte store: another process sees the old mark or the new one.
-        mark = ((start.generation & 0xFFFF) << 46) | ((start.number + 1) << 16) | min(worker.count, _WORKERS)
-        place = (kind, rank % _BANKS, worker.index % _WORKERS)
-        held = int(self._marks[place])
-        if not _matches(held, start.generation) or _passes(held) <= start.number + 1:  # an old iterator may end late
-            self._marks[place] = mark
+        self._marks[_BEGUN, place] = _mark(start, team)
+        return start
 
-    def _finished(self, generation: int, rank: int) -> int:
-        marks = [m if _matches(m, generation) else 0 for m in self._marks[_FINISHED, rank % _BANKS].tolist()]
-        most = max(map(_passes, marks))
-        if most == 0:
-            return 0
-        # Whoever finished pass number `most` could only start it when the one before was finished.
-        latest = [mark for mark in marks if _passes(mark) == most]
-        whole = any(marks[: mark & 0xFFFF] == [mark] * (mark & 0xFFFF) for mark in set(latest))
-        return most if whole else most - 1
+    def is_latest(self, start: Start) -> bool:
+        """Whether no other pass was begun, and no base set, since that one began."""
+        now = self.next_pass()
+        return (start.generation, start.number + 1) == (now.generation, now.number)
+
+    def count_bad(self, worker: Worker, samples: int) -> None:
+        """Count samples that were skipped as damaged."""
+        self._marks[_BAD, worker.index % _WORKERS] += samples
+
+    def bad(self) -> int:
+        """Samples that this process and its workers skipped as damaged."""
+        return int(self._marks[_BAD].sum())
 
     def __getstate__(self) -> dict[str, Any]:
+        self.leave()
         if get_spawning_popen() is not None:
-            return {"memory": self._memory, "owner": self.owner}
-        return {"base": self.base()}  # a copy for later or elsewhere shares nothing
+            return {"memory": self._memory, "owner": self._owner, "left": self._left}
+        return {"left": self._left}  # a copy for later or elsewhere shares nothing
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "memory" in state:
             self._attach(state["memory"])
-            self.owner = state["owner"]
+            self._owner, self._left = state["owner"], state["left"]
+            _remember(self)
         else:
-            self.__init__(state["base"])  # type: ignore[misc]
+            self.__init__(state["left"])  # type: ignore[misc]
+
+
+def _mark(start: Start, team: int) -> int:
+    return (start.generation & 0xFFFF) << 46 | (start.number + 1 & 0x3FFFFF) << 24 | team
 
 
 def _matches(mark: int, generation: int) -> bool:
-    return mark >> 46 == generation & 0xFFFF
+    return mark != 0 and mark >> 46 == generation & 0xFFFF
 
 
-def _passes(mark: int) -> int:
-    return mark >> 16 & 0x3FFFFFFF
+def _passes(mark: int, generation: int) -> int:
+    return mark >> 24 & 0x3FFFFF if _matches(mark, generation) else 0
+
+
+def _team(mark: int) -> int:
+    return mark & 0xFFFFFF
+
+
+def _place(worker: Worker) -> int:
+    """Each team has places of its own, so iterations that are open at one time keep out of each other's way."""
+    return (worker.team + worker.index) % _WORKERS
+
+
+# Cells of this process that are in use: those that a process about to be forked will share.
+_live: dict[int, weakref.ref[EpochCell]] = {}
+
+
+def _remember(cell: EpochCell) -> None:
+    number = id(cell)
+    _live[number] = weakref.ref(cell, lambda _: _live.pop(number, None))
+
+
+def _before_fork() -> None:
+    for reference in list(_live.values()):
+        cell = reference()
+        if cell is not None:
+            cell.leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)

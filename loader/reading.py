@@ -1,4 +1,4 @@
-"""A pass as one process reads it: fresh maps, prefetch, stand-ins for damaged samples, and a mark when it is done."""
+"""A pass as one process reads it: fresh maps, prefetch, stand-ins for damaged samples."""
 
 from __future__ import annotations
 
@@ -42,21 +42,16 @@ class Reading:
         self._first = first
         self.format = definition.manifest.format
         self.single = len(definition.manifest.shards) == 1
-        self._rank = self.plan.rule.place.rank
         self.reader = definition.reader(self.plan)
         self._prefetch = definition.prefetch(self.plan)
         self._warned = False
-        if worker is not None:
-            cell.started(start, self._rank, worker)
 
     def batches(self) -> Iterator[tuple[int, Stamp, Places]]:
-        """Number, stamp and places of each batch of this worker's share; marks the pass when it is through."""
+        """Number, stamp and places of each batch of this worker's share."""
         for batch, stamp, places in self.plan.share(self._worker or ALONE, self._first):
             if self._prefetch is not None:
                 self._prefetch.reach(stamp.end)
             yield batch, stamp, places
-        if self._worker is not None or self.plan.batches == 0:
-            self._finished()
 
     def handed_out(self, batch: int, samples: int, of: int) -> None:
         """The user is about to get sample number ``samples`` of the ``of`` in this batch."""
@@ -65,9 +60,6 @@ class Reading:
             progress.batches, progress.samples = batch, samples
             return
         progress.batches, progress.samples = batch + (1 if self._worker is None else self._worker.count), 0
-        if self._worker is None and batch + 1 == self.plan.batches:
-            # Whoever takes the last sample need not ask for one more to have finished the pass.
-            self._finished()
 
     def samples(self, batch: int, stamp: Stamp, places: Places) -> list[Any]:
         """The finished samples of one batch, each with its stamp."""
@@ -94,13 +86,10 @@ class Reading:
             yield self.reader.read(plan.places(plan.positions(near)))
 
     def _count(self, bad: list[DataError]) -> None:
-        self._cell.count_bad(self._rank, self._worker or ALONE, len(bad))
+        self._cell.count_bad(self._worker or ALONE, len(bad))
         if not self._warned:
             self._warned = True
             warnings.warn(f"damaged samples are skipped, the first: {bad[0]}", DataWarning, stacklevel=3)
-
-    def _finished(self) -> None:
-        self._cell.finished(self.progress.start, self._rank, self._worker or ALONE)
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +30,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Worker:
-    """One of ``count`` processes that read for one rank: worker w takes batches w, w + count, ... of a pass."""
+    """One of ``count`` processes that read for one rank: worker w takes batches w, w + count, ... of a pass.
+
+    ``team``: a number of 24 bits, not 0, that the workers of one DataLoader iterator have in common.
+    """
 
     index: int
     count: int
+    team: int = 1
 
 
 ALONE = Worker(0, 1)
@@ -88,4 +93,7 @@ def find_worker() -> Worker | None:
     """This DataLoader worker, or ``None`` in a process that is none."""
     module = sys.modules.get("torch.utils.data")
     info = module.get_worker_info() if module is not None else None
-    return None if info is None else Worker(info.id, info.num_workers)
+    if info is None:
+        return None
+    common = info.seed - info.id  # what DataLoader draws once for all workers of an iterator
+    return Worker(info.id, info.num_workers, zlib.crc32(f"{common} {info.num_workers}".encode()) & 0xFFFFFF or 1)

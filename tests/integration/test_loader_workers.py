@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_set_epoch_and_states_reach_persistent_workers(tmp_path: Path, workers: 
     ds.set_epoch(0)
     assert ids(batches) == first
     assert ids(islice(batches, 3)) == second[:3]
-    assert ids(batches) == second  # broken off, so again
+    assert ids(batches) == third  # also after a pass that was broken off
     ds.load_state_dict(state)
     assert ids(batches) == second[3:]
     assert ids(batches) == third
@@ -118,15 +119,88 @@ def test_a_batch_says_where_the_user_is(folder: Path, workers: int, method: str 
     assert seen[:5] + ids(load(again, workers, method)) == seen
 
 
-def test_while_workers_read_the_parent_does_not_pretend_to_know(folder: Path) -> None:
-    ds = make(folder)
-    iterator = iter(load(ds, 2, "fork"))
-    next(iterator)
+@pytest.mark.parametrize("taken", range(1, 10))
+def test_once_workers_read_the_parent_does_not_pretend_to_know(folder: Path, taken: int) -> None:
+    """Wherever the user is, when the workers have read all there is; 9 is after the end."""
+    read = multiprocessing.get_context("fork").Value("i", 0)
+
+    def count(sample: Any, rng: Any) -> Any:
+        with read.get_lock():
+            read.value += 1
+        return sample
+
+    ds = make(folder, transform=count)
+    iterator = iter(load(ds, 2, "fork", prefetch_factor=8))
+    batches = list(islice(iterator, taken))
+    deadline = time.monotonic() + 60
+    while read.value < 30:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     with pytest.raises(StateError, match=r"use state_after\(batch\).*or state_at"):
         ds.state_dict()
-    for _ in iterator:
-        pass
-    assert ds.state_dict() == ds.state_at(8)
+    state = ds.state_after(batches[-1])
+    assert state == ds.state_at(min(taken, 8))
+    ds.load_state_dict(state)
+    assert ds.state_dict() == state
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("collate", [loader.collate, list])
+@pytest.mark.parametrize("generator", [None, 7])
+def test_a_break_moves_on_whenever_it_comes(
+    folder: Path, persistent: bool, collate: Any, generator: int | None
+) -> None:
+    """Also with a collate_fn that knows nothing of the order, and with workers of one seed."""
+
+    def numbers(batches: Any) -> list[list[int]]:
+        return ids(batches) if collate is loader.collate else [[s["__id__"] for s in batch] for batch in batches]
+
+    wanted = epochs(folder, 9)
+    ds = make(folder)
+    batches: Any = None
+    for epoch, taken in enumerate([1, 7, 2, 8, 6, 9, 1, 1, 9]):
+        if batches is None or not persistent:
+            seed = None if generator is None else torch.Generator().manual_seed(generator)
+            workers = 3 if persistent else 1 + epoch % 3
+            batches = load(ds, workers, "fork", collate_fn=collate, generator=seed, persistent_workers=persistent)
+        assert numbers(islice(batches, taken)) == wanted[epoch][:taken]
+        assert ds.epoch == epoch + 1
+
+
+def test_a_break_counts_for_a_rank_with_slow_steps_as_for_a_fast_one(folder: Path) -> None:
+    wanted = epochs(folder, 3)
+    for quick in (True, False):
+        ds = make(folder)
+        for epoch in range(3):
+            iterator = iter(load(ds, 2, "fork", prefetch_factor=8))
+            got = [next(iterator) for _ in range(4)]
+            if not quick:
+                got += [next(iterator) for _ in range(4)]  # all workers have come to their end
+            del iterator
+            assert ids(got) == wanted[epoch][: len(got)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_forked_ranks_own_what_they_inherit(folder: Path, workers: int) -> None:
+    """The parent has read a pass; its children read theirs, at the same time, and no one moves another on."""
+    wanted = epochs(folder, 4)
+    ds = make(folder)
+    assert ids(load(ds, 2, "fork")) == wanted[0]
+    context = multiprocessing.get_context("fork")
+    queues = [context.SimpleQueue() for _ in range(2)]
+    ranks = [context.Process(target=_three_passes, args=(ds, workers, queue)) for queue in queues]
+    for rank in ranks:
+        rank.start()
+    assert ids(ds.batched()) == wanted[1]
+    for rank, queue in zip(ranks, queues, strict=True):
+        assert queue.get() == wanted[1:]
+        rank.join(60)
+        assert rank.exitcode == 0
+    assert ds.epoch == 2
+
+
+def _three_passes(ds: ShardDataset, workers: int, queue: Any) -> None:
+    queue.put([ids(load(ds, workers, "fork" if workers else None)) for _ in range(3)])
 
 
 @pytest.mark.parametrize(("workers", "method"), START_METHODS)
@@ -151,26 +225,31 @@ def test_token_batches_from_workers(tmp_path: Path, workers: int, method: str) -
         assert all(torch.equal(a[name], b[name]) for name in ("tokens", "labels", "__id__"))
 
 
-def test_ranks_that_a_launcher_spawns_find_their_own_place(folder: Path) -> None:
-    """The data set is made and looked at before there are ranks, then pickled to one that has forked workers."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_a_launcher_spawns_find_their_own_place(folder: Path, workers: int) -> None:
+    """The data set is made, looked at and read before there are ranks, then pickled to them; they read two epochs."""
     ds = make(folder, batch_size=2)
     assert len(ds) == 30
+    next(iter(ds))
     context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    rank = context.Process(target=_as_rank_one_of_two, args=(ds, queue))
-    rank.start()
-    wanted = [ids(make(folder, batch_size=2, rank=1, world_size=2).batched())] * 2
-    assert queue.get() == wanted
-    rank.join(60)
-    assert rank.exitcode == 0
-    assert ds.epoch == 0  # the ranks' passes are their own
+    queues = [context.SimpleQueue() for _ in range(2)]
+    ranks = [context.Process(target=_as_rank_of_two, args=(ds, r, workers, queue)) for r, queue in enumerate(queues)]
+    for process in ranks:
+        process.start()
+    for number, (process, queue) in enumerate(zip(ranks, queues, strict=True)):
+        alone = make(folder, batch_size=2, rank=number, world_size=2)
+        alone.set_epoch(1)
+        assert queue.get() == [ids(alone.batched()), ids(alone.batched())]
+        process.join(60)
+        assert process.exitcode == 0
+    assert ds.epoch == 1  # the ranks' passes are their own
+    assert len(ds) == 30
 
 
-def _as_rank_one_of_two(ds: ShardDataset, queue: Any) -> None:
-    os.environ.update(RANK="1", WORLD_SIZE="2")
-    first = ids(load(ds, 1, "fork", batch_size=2))
-    ds.set_epoch(0)
-    queue.put([first, ids(ds.batched())])
+def _as_rank_of_two(ds: ShardDataset, rank: int, workers: int, queue: Any) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    batches = load(ds, workers, "fork" if workers else None, batch_size=2)
+    queue.put([ids(batches), ids(batches)])
 
 
 def test_more_workers_than_batches(tmp_path: Path) -> None:

@@ -12,83 +12,84 @@ from hypothesis import strategies as st
 from cachefs.errors import ConfigError
 from loader.epochcell import Base, EpochCell, Start
 from loader.epochs import OrderSettings
-from loader.workers import ALONE, Place, Worker, find_place
+from loader.workers import Place, Worker, find_place
 
 SETTINGS = OrderSettings(seed=7, lanes=4, block_shards=8, shuffle=True, exchange=False, balance="bytes", cut=True)
 
 
-def finish(cell: EpochCell, count: int, rank: int = 0) -> None:
-    """A pass that all of ``count`` workers read to its end."""
-    starts = [cell.next_pass(rank) for _ in range(count)]
-    for index, start in enumerate(starts):
-        cell.started(start, rank, Worker(index, count))
-    for index, start in enumerate(starts):
-        cell.finished(start, rank, Worker(index, count))
+def team(number: int, count: int) -> list[Worker]:
+    """The workers of one iteration of a DataLoader."""
+    return [Worker(index, count, number) for index in range(count)]
+
+
+def begin(cell: EpochCell, workers: list[Worker]) -> list[int]:
+    return [cell.begin(worker).epoch for worker in workers]
 
 
 class TestCell:
-    @pytest.mark.parametrize("counts", [[1, 1, 1], [2, 2], [3, 1, 2, 5, 4, 1], [8, 2, 8]])
-    def test_epochs_advance_when_all_workers_are_through(self, counts: list[int]) -> None:
+    @given(
+        st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=8),
+        st.randoms(use_true_random=False),
+    )
+    def test_each_iteration_is_the_next_epoch_for_all_of_its_workers(self, runs: list[Any], random: Any) -> None:
+        """Whatever the number of workers and the order in which they begin; a repeated team is a repeated seed."""
         cell = EpochCell(Base(3, 10))
-        for number, count in enumerate(counts):
-            start = cell.next_pass(0)
-            assert (start.epoch, start.position) == (3 + number, 0 if number else 10)
-            finish(cell, count)
-        assert cell.next_pass(0).epoch == 3 + len(counts)
+        for number, (count, seed) in enumerate(runs):
+            workers = team(16 * seed + count, count)
+            random.shuffle(workers)
+            starts = [cell.begin(worker) for worker in workers]
+            assert {(start.epoch, start.position) for start in starts} == {(3 + number, 0 if number else 10)}
+            assert cell.next_pass().epoch == 4 + number
 
-    def test_a_broken_pass_begins_again_with_any_number_of_workers(self) -> None:
+    def test_workers_that_stay_begin_every_pass_together(self) -> None:
         cell = EpochCell()
-        finish(cell, 3)
-        start = cell.next_pass(0)
-        for index in (0, 2):
-            cell.finished(start, 0, Worker(index, 3))
-        assert cell.next_pass(0).epoch == 1
-        cell.finished(start, 0, Worker(0, 2))
-        assert cell.next_pass(0).epoch == 1
-        cell.finished(start, 0, Worker(1, 2))
-        assert cell.next_pass(0).epoch == 2
+        workers = team(9, 3)
+        for epoch in range(4):
+            assert begin(cell, workers[epoch % 3 :] + workers[: epoch % 3]) == [epoch] * 3
+        assert cell.begin(None).epoch == 4
+        assert begin(cell, workers) == [5, 5, 5]
+        assert begin(cell, team(70, 2)) == [6, 6]
+        assert begin(cell, workers) == [7, 7, 7]
 
-    def test_what_is_set_wins_over_stragglers(self) -> None:
+    def test_iterations_that_are_open_at_one_time_stay_apart(self) -> None:
         cell = EpochCell()
-        old = cell.next_pass(0)
-        cell.finished(old, 0, Worker(0, 2))
+        one, two = team(100, 2), team(300, 2)
+        mixed = [cell.begin(worker).epoch for worker in (one[0], two[0], one[1], two[1])]
+        assert mixed == [0, 1, 0, 1]
+
+    def test_what_is_set_wins_over_what_was_begun(self) -> None:
+        cell = EpochCell()
+        begin(cell, team(9, 2))
         cell.write(Base(9))
-        cell.finished(old, 0, Worker(1, 2))
-        assert cell.next_pass(0).epoch == 9
+        assert cell.next_pass().epoch == 9
+        assert begin(cell, team(9, 2)) == [9, 9]
 
-    def test_an_old_iterator_that_ends_late_takes_nothing_back(self) -> None:
+    def test_the_latest_pass_is_known(self) -> None:
         cell = EpochCell()
-        old = cell.next_pass(0)
-        cell.finished(old, 0, ALONE)
-        cell.finished(cell.next_pass(0), 0, ALONE)
-        cell.finished(old, 0, ALONE)
-        assert cell.next_pass(0).epoch == 2
+        own = cell.begin(None)
+        assert cell.is_latest(own)
+        cell.begin(Worker(0, 1, 5))
+        assert not cell.is_latest(own)
+        own = cell.begin(None)
+        cell.write(own.base)
+        assert not cell.is_latest(own)
 
-    def test_ranks_that_share_a_cell_keep_their_passes_apart(self) -> None:
-        cell = EpochCell()
-        finish(cell, 2, rank=0)
-        assert (cell.next_pass(0).epoch, cell.next_pass(1).epoch) == (1, 0)
-
-    def test_it_is_known_whether_workers_are_reading(self) -> None:
-        cell = EpochCell()
-        assert not cell.being_read(0)
-        start = cell.next_pass(0)
-        cell.started(start, 0, Worker(0, 2))
-        assert cell.being_read(0) and not cell.being_read(1)
-        finish(cell, 2)
-        assert not cell.being_read(0)
-
-    def test_several_workers_adopt_one_state(self) -> None:
+    @pytest.mark.parametrize("seeds", [(5, 6), (5, 5)])
+    @pytest.mark.parametrize("first", ["load", "iterate"])
+    def test_several_workers_adopt_one_state_and_again_later(self, first: str, seeds: tuple[int, int]) -> None:
         cell = EpochCell()
         base = Base(5, 40, SETTINGS, None)
-        for index in range(3):
-            cell.adopt(base, 0)
-            assert cell.next_pass(0).base == base
-            cell.started(cell.next_pass(0), 0, Worker(index, 3))
-        generations = {cell.next_pass(0).generation}
-        finish(cell, 3)
-        assert {cell.next_pass(0).generation} == generations
-        assert cell.next_pass(0).epoch == 6
+        for seed in seeds:
+            starts = []
+            for worker in team(seed, 3):
+                start = cell.begin(worker) if first == "iterate" else None
+                cell.adopt(base, worker, start)
+                if start is None or start.generation != cell.next_pass().generation:
+                    start = cell.begin(worker)
+                starts.append(start)
+            assert {(start.epoch, start.position) for start in starts} == {(5, 40)}
+            assert len({start.generation for start in starts}) == 1
+            assert cell.next_pass().epoch == 6
 
     @given(
         st.integers(0, 2**40),

@@ -60,12 +60,15 @@ class TestEpochs:
             with pytest.raises(StateError, match="set_epoch"):
                 ds.set_epoch(wrong)  # type: ignore[arg-type]
 
-    def test_a_pass_that_was_broken_off_begins_again(self, thirty: Path) -> None:
+    def test_a_pass_that_was_broken_off_is_followed_by_the_next_epoch(self, thirty: Path) -> None:
         ds = make(thirty)
-        whole = ids(make(thirty))
-        assert ids(islice(ds, 9)) == whole[:9]
-        assert ids(ds) == whole
+        first, second = ids(make(thirty)), ids(_at_epoch(make(thirty), 1))
+        assert ids(islice(ds, 9)) == first[:9]
         assert ds.epoch == 1
+        assert ds.state_dict()["epoch"] == 0  # the user is within the pass that was broken off
+        assert ids(ds) == second
+        ds.set_epoch(0)
+        assert ids(ds) == first
 
     def test_taking_the_last_sample_finishes_the_pass(self, thirty: Path) -> None:
         ds = make(thirty)
