@@ -22,6 +22,7 @@ from .fetch import Fetcher, Superseded
 from .holdings import Holding, Holdings
 from .log import Log
 from .origins import Access, Opener, Origins, Source
+from .room import Room
 from .transfers import Transfers
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Engine:
         self._origins = Origins(opener, self._transfers, settings.origin_parallel, clock)
         self.fetcher = Fetcher(disk, self._transfers, metrics, log, clock, settings.request_deadline)
         self._holdings = Holdings(disk, clock)
+        self._unsent = Room(settings.transfer_bytes)
         self._bypassing: type[CacheError] | None = None
 
     @property
@@ -150,16 +152,20 @@ class Engine:
     async def read(
         self, url: str, access: Access, version: str, size: int, start: int, end: int
     ) -> AsyncIterator[Buffer]:
-        """Bytes ``[start, end)`` of one version past the cache; they count as in flight until the block ends."""
+        """Bytes ``[start, end)`` of one version past the cache.
+
+        They count until the block ends, but not as a transfer: a client that reads its reply slowly holds up no bucket.
+        """
         if not 0 <= start <= end <= size or end - start > MOST_FETCH:
             raise ConfigError(f"bytes {start} to {end} cannot be read at once", url=url)
         target = _remote(url)
-        with self._origins.bucket(target, access) as bucket:
-            meta = await bucket.bind(target, version, size)
-            async with self._transfers.turn(bucket.lane, end - start):
-                data = await bucket.get_range(target, meta, start, end)
-                self._metrics.add("pass_through_bytes", end - start)
-                yield data
+        async with self._unsent.take(end - start):
+            with self._origins.bucket(target, access) as bucket:
+                meta = await bucket.bind(target, version, size)
+                async with self._transfers.turn(bucket.lane, end - start):
+                    data = await bucket.get_range(target, meta, start, end)
+            self._metrics.add("pass_through_bytes", end - start)
+            yield data
 
     async def stat(self, url: str, access: Access) -> ObjectStat:
         """One object as the origin has it now."""

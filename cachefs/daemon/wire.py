@@ -77,17 +77,26 @@ class Wire:
         data = memoryview(encode(reply))
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         sent = self._send_now(data, ancillary)
-        if sent < len(data):
+        if not sent:
             async with self._patience():
                 while not sent:
                     await self._writable()
                     sent = self._send_now(data, ancillary)
-                await self._loop.sock_sendall(self._sock, data[sent:])  # the descriptors went with the first byte
+        await self._send_all(data[sent:])  # the descriptors went with the first byte
 
     async def send_raw(self, data: Buffer) -> None:
         """Send bytes outside any frame; errors as :meth:`send`."""
-        async with self._patience():
-            await self._loop.sock_sendall(self._sock, memoryview(data))
+        await self._send_all(memoryview(data).cast("B"))
+
+    async def _send_all(self, data: memoryview) -> None:
+        while data:
+            sent = self._send_now(data, [])
+            if not sent:
+                async with self._patience():  # anew each time: a slow client is one that still reads
+                    await self._writable()
+            elif sent < len(data):
+                await asyncio.sleep(0)  # others have their turn
+            data = data[sent:]
 
     def _send_now(self, data: memoryview, ancillary: list[tuple[int, int, array.array[int]]]) -> int:
         try:

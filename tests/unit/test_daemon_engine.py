@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -266,6 +267,32 @@ def test_an_object_beyond_the_quota_passes_through_without_waiting(tmp_path: Pat
         assert usage.used <= quota or quota == 0, "empty folders are all that is left"
 
     drive(tmp_path, store, test, quota=quota)
+
+
+def test_a_client_that_is_slow_to_take_its_reply_holds_up_no_other(tmp_path: Path) -> None:
+    store = ScriptedStore({"k": data_of(4, 4 * CHUNK)})
+    meta = store.meta("k")
+
+    async def test(box: EngineBox) -> None:
+        def read() -> AbstractAsyncContextManager[Buffer]:
+            return box.engine.read("s3://bucket/k", ACCESS, meta.version, meta.size, 0, CHUNK)
+
+        async with read() as slow:
+            assert bytes(slow) == store.objects["k"][:CHUNK]
+            await until(lambda: not box.engine.busy)  # the bucket's only slot is free again
+            assert await box.read(await box.open("k")) == store.objects["k"]
+            async with read():
+                third = asyncio.create_task(first_bytes(read()))
+                await asyncio.sleep(0.01)
+                assert not third.done(), "but what waits for slow clients is bounded as well"
+            await asyncio.wait_for(third, 20)
+
+    drive(tmp_path, store, test, origin_parallel=1, transfer_bytes=2 * CHUNK)
+
+
+async def first_bytes(block: AbstractAsyncContextManager[Buffer]) -> bytes:
+    async with block as data:
+        return bytes(data)[:10]
 
 
 def test_leases_keep_entries_and_a_full_cache_passes_through_until_one_is_given_back(tmp_path: Path) -> None:
