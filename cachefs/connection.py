@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -47,7 +48,10 @@ class NotAnswered(DaemonUnavailable):
 class Connection:
     """A connected socket, used by one thread at a time."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.until = math.inf
+        """The moment (monotonic) at which sending and receiving end, however long the daemon may be silent."""
+        self._clock = clock
         self._sock = sock
         self._frames = FrameBuffer()
         self._timeout: float | None = None
@@ -56,7 +60,10 @@ class Connection:
         """Every reply was read to its end, so that another request may be sent; otherwise only ``close`` is left."""
 
     def send(self, request: Request, *, timeout: float) -> None:
-        """Raises :class:`Lost`, :class:`NotAnswered` when the daemon reads nothing for ``timeout`` seconds."""
+        """Raises :class:`Lost`, :class:`NotAnswered` when the daemon reads nothing for ``timeout`` seconds.
+
+        Here and below a moment :attr:`until` that is nearer, or has passed, ends the call as well.
+        """
         frame = encode(request)
         self.settled = False
         self._bound(timeout)
@@ -87,8 +94,8 @@ class Connection:
         return reply, fds
 
     def _receive(self, fds: list[int], timeout: float) -> Reply:
-        self._bound(timeout)
         while (body := self._frames.next_frame()) is None:
+            self._bound(timeout)
             try:
                 data, ancillary, _, _ = self._sock.recvmsg(_RECEIVE, _FD_SPACE, _FD_FLAGS)
             except TimeoutError as e:
@@ -109,8 +116,8 @@ class Connection:
         head = self._frames.take_raw(len(target))
         got = len(head)
         target[:got] = head
-        self._bound(timeout)
         while got < len(target):
+            self._bound(timeout)
             try:
                 count = self._sock.recv_into(target[got:])
             except TimeoutError as e:
@@ -133,6 +140,11 @@ class Connection:
         self._sock.close()
 
     def _bound(self, timeout: float) -> None:
+        if self.until < math.inf:
+            left = self.until - self._clock.monotonic()
+            if left <= 0:
+                raise _silent(timeout)
+            timeout = min(timeout, left)
         if timeout != self._timeout:  # each change is a system call
             self._sock.settimeout(timeout)
             self._timeout = timeout
@@ -173,7 +185,7 @@ def connect_socket(
         except OSError as e:
             raise Lost from e
         _check_owner(sock, path)
-        connection = Connection(sock)
+        connection = Connection(sock, clock)
         connection.send(hello, timeout=max(0.001, deadline - clock.monotonic()))
         welcome, _ = connection.receive(timeout=max(0.001, deadline - clock.monotonic()))
         if not isinstance(welcome, Welcome) or welcome.version not in VERSIONS:

@@ -8,10 +8,12 @@ Settings travel in environment variables; keys, accounts and endpoints do not: t
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -37,10 +39,13 @@ class Started(msgspec.Struct, frozen=True):
     failed: Failed | None = None
 
 
-def start_daemon(settings: Settings, *, timeout: float, clock: Clock = SYSTEM_CLOCK) -> Started:
+def start_daemon(
+    settings: Settings, *, timeout: float, grace: float | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Started:
     """Start a detached daemon and wait until it serves, or finds that another one does.
 
-    Raises the error that keeps it from starting, or :class:`DaemonUnavailable` after ``timeout`` seconds.
+    Raises the error that keeps it from starting, or :class:`DaemonUnavailable` after ``timeout`` seconds. A caller that
+    is in a greater hurry than the daemon needs gives it ``grace`` seconds to go on starting, for the next call.
     """
     if not sys.executable:
         raise DaemonUnavailable("this program has no Python to start the daemon with", hint="start it: cachefs daemon")
@@ -60,15 +65,19 @@ def start_daemon(settings: Settings, *, timeout: float, clock: Clock = SYSTEM_CL
         )
         os.close(writer)
         writer = -1
-        deadline = clock.monotonic() + timeout
-        report = _read_report(reader, deadline, clock)
-        _reap(process, max(1.0, deadline - clock.monotonic()))
+        began = clock.monotonic()
+        report = _read_report(reader, began + timeout, clock)
+        left = max(1.0, began + (timeout if grace is None else grace) - clock.monotonic())
+        if report is None and grace is not None and grace > timeout:
+            threading.Thread(target=_reap, args=(process, left), daemon=True).start()
+        else:
+            _reap(process, left)
     finally:
         os.close(reader)
         if writer >= 0:
             os.close(writer)
     if report is None:
-        what = f"the daemon did not start within {timeout:.0f} s"
+        what = f"the daemon did not start within {timeout:.1f} s"
         raise DaemonUnavailable(what, url=str(settings.cache_dir), hint="try: cachefs daemon --foreground")
     if report.failed is not None:
         raise report.failed.error()
@@ -122,8 +131,10 @@ _PLACE = "set NEARFLASH_SOCKET to a path in a folder of your own, mode 0700"
 
 
 @contextlib.contextmanager
-def crowd_lock(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
+def crowd_lock(settings: Settings, clock: Clock = SYSTEM_CLOCK, *, until: float = math.inf) -> Iterator[None]:
     """Only one client of a node starts the daemon; the others wait here, for a bounded time, and then find it.
+
+    The wait ends at ``until`` (monotonic) at the latest, with the lock or without it.
 
     A courtesy that saves starts, not a guard: correctness rests on the daemon's own lock. The kernel drops the lock
     with its holder.
@@ -135,7 +146,7 @@ def crowd_lock(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> Iterator[None
         return
     make_runtime_dir(settings.socket.parent)
     with open(f"{settings.socket}.start", "ab") as file:
-        deadline = clock.monotonic() + _CROWD_WAIT
+        deadline = min(clock.monotonic() + _CROWD_WAIT, until)
         while clock.monotonic() < deadline:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,23 +6,29 @@ objects, and it is gone with its last user, however the process ends. Only piece
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-Fetch = Callable[[int, int, memoryview], None]
-"""``fetch(start, end, target)`` fills ``target`` with bytes ``[start, end)``."""
+from .clock import SYSTEM_CLOCK, Clock
+from .session import Expired
+
+Fetch = Callable[[int, int, memoryview, float], None]
+"""``fetch(start, end, target, until)`` fills ``target`` with bytes ``[start, end)``, or raises ``Expired``."""
 
 
 class PassThrough:
     """``size`` bytes in pieces of ``piece`` bytes, each fetched when first asked for. Thread-safe; survives a fork."""
 
-    def __init__(self, size: int, piece: int, fetch: Fetch) -> None:
+    def __init__(self, size: int, piece: int, fetch: Fetch, clock: Clock = SYSTEM_CLOCK) -> None:
         self._size = size
         self._piece = piece
         self._fetch = fetch
+        self._clock = clock
         self._present = bytearray(-(-size // piece))
         self._guard = (os.getpid(), threading.Lock())
         self.fd = _nameless_file()
@@ -32,16 +38,19 @@ class PassThrough:
     def has(self, start: int, end: int) -> bool:
         return self._present.find(0, start // self._piece, -(-end // self._piece)) < 0
 
-    def ensure(self, start: int, end: int) -> None:
-        """Fetch what is missing of ``[start, end)``; threads that want the same piece share one fetch."""
+    def ensure(self, start: int, end: int, *, until: float = math.inf) -> None:
+        """Fetch what is missing of ``[start, end)``; threads that want the same piece share one fetch.
+
+        Raises :class:`~.session.Expired` at ``until`` (monotonic); the pieces that have come by then stay.
+        """
         if self._map is None:
             return
         memory = memoryview(self._map)
         for index in range(start // self._piece, -(-end // self._piece)):
-            with self._lock():
+            with self._turn(until):
                 if not self._present[index]:
                     low, high = index * self._piece, min((index + 1) * self._piece, self._size)
-                    self._fetch(low, high, memory[low:high])
+                    self._fetch(low, high, memory[low:high], until)
                     self._present[index] = 1
 
     def close(self) -> None:
@@ -53,6 +62,17 @@ class PassThrough:
 
     def __del__(self) -> None:
         self.close()
+
+    @contextmanager
+    def _turn(self, until: float) -> Iterator[None]:
+        lock = self._lock()
+        left = until - self._clock.monotonic()
+        if left <= 0 or not lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            raise Expired
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _lock(self) -> threading.Lock:
         """A lock of this process: one that another thread held during a fork would stay locked for ever here."""

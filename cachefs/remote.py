@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import protocol
 from .bitmap import BitmapReader
-from .connection import Connection, NotAnswered
+from .connection import Connection
 from .errors import CacheError, CacheFull, DeadlineExceeded, DiskFault, NearflashError
 from .maps import private_map
 from .passthrough import PassThrough
-from .session import REPLY_MARGIN, Session
+from .session import REPLY_MARGIN, Expired, Session
 from .shard import Shard
 
 _WINDOW = 5.0
 """Seconds that one wait at the daemon lasts at most; then the client looks at progress and asks again."""
+_LAST_WORD = 0.1
+"""Seconds beyond the deadline for the reply of a daemon that waits until the deadline itself; without them every wait
+that ends by its deadline would cost the connection, too."""
 
 log = logging.getLogger("cachefs")
 
@@ -72,7 +76,11 @@ class RemoteShard(Shard):
         self._replaced: list[Attachment] = []
         self._closed = False
         self.url = args.url
-        self._open()
+        until = math.inf if args.deadline is None else session().clock.monotonic() + args.deadline
+        try:
+            self._open(until)
+        except Expired as e:
+            raise DeadlineExceeded(f"not open after {args.deadline:g} s", url=args.url) from e
 
     @property
     def cached(self) -> bool:
@@ -109,13 +117,16 @@ class RemoteShard(Shard):
         source = self._source
         if not source.has(start, end):
             watch = Watch(self._args, self._session().clock.monotonic())
-            while not (source := self._source).has(start, end):
-                if isinstance(source, PassThrough):
-                    source.ensure(start, end)
-                elif source.session is not self._session() or source.bits.superseded:
-                    self._open()
-                else:
-                    self._wait_once(source, start, end, watch)
+            try:
+                while not (source := self._source).has(start, end):
+                    if isinstance(source, PassThrough):
+                        source.ensure(start, end, until=watch.until)
+                    elif source.session is not self._session() or source.bits.superseded:
+                        self._open(watch.until)
+                    else:
+                        self._wait_once(source, start, end, watch)
+            except Expired as e:
+                raise watch.error() from e
         return source
 
     def _wait_once(self, source: Attachment, start: int, end: int, watch: Watch) -> None:
@@ -125,7 +136,8 @@ class RemoteShard(Shard):
         seconds = watch.window()
         request = protocol.Wait(source.lease, first, -(-end // source.chunk_size), seconds)
         try:
-            reply, _ = source.session.call(request, timeout=seconds + REPLY_MARGIN)
+            until = watch.until + _LAST_WORD
+            reply, _ = source.session.call(request, timeout=seconds + REPLY_MARGIN, until=until)
         except (CacheFull, DiskFault) as e:
             self._pass_through(e)
             return
@@ -133,18 +145,13 @@ class RemoteShard(Shard):
             raise unexpected(reply)
         watch.note(reply.present, source.session.clock.monotonic())
         if not reply.known or (reply.done and not source.has(start, end)):
-            self._open()
+            self._open(watch.until)
 
-    def _open(self) -> None:
+    def _open(self, until: float) -> None:
         """Ask the daemon for the object; what was opened before stays readable until the shard is closed."""
         session = self._session()
         args = self._args
-        try:
-            reply, fds = session.call(protocol.Open(args.url, args.version, args.size), timeout=args.deadline)
-        except NotAnswered as e:
-            if args.deadline is None:
-                raise
-            raise DeadlineExceeded(f"not open after {args.deadline:g} s", url=args.url) from e
+        reply, fds = session.call(protocol.Open(args.url, args.version, args.size), until=until)
         try:
             if not isinstance(reply, protocol.Opened):
                 raise unexpected(reply)
@@ -178,7 +185,7 @@ class RemoteShard(Shard):
         if self._session().first_warning(type(reason).__name__):
             log.warning("%s is read past the cache: %s", self.url, reason.what)
         self._reason = reason.what
-        self._replace(PassThrough(self.size, self._piece, self._fetch))
+        self._replace(PassThrough(self.size, self._piece, self._fetch, self._session().clock))
 
     def _replace(self, source: Attachment | PassThrough) -> None:
         old = getattr(self, "_source", None)
@@ -186,8 +193,9 @@ class RemoteShard(Shard):
             self._replaced.append(old)  # another thread may be reading from its descriptor
         self._source: Attachment | PassThrough = source
 
-    def _fetch(self, start: int, end: int, target: memoryview) -> None:
-        fetch_into(self._session(), protocol.Fetch(self.url, self.version, self.size, start, end), target)
+    def _fetch(self, start: int, end: int, target: memoryview, until: float) -> None:
+        request = protocol.Fetch(self.url, self.version, self.size, start, end)
+        fetch_into(self._session(), request, target, until=until)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -203,14 +211,23 @@ class Watch:
         self._ends = now + (args.stall if args.deadline is None else args.deadline)
         self._now = now
 
+    @property
+    def until(self) -> float:
+        """When the deadline that was asked for is over; ``inf`` without one."""
+        return math.inf if self._args.deadline is None else self._ends
+
     def window(self) -> float:
         """How long the next wait may last. Raises ``DeadlineExceeded`` when nothing is left."""
         left = self._ends - self._now
         if left <= 0:
-            if self._args.deadline is None:
-                raise DeadlineExceeded(f"nothing arrived for {self._args.stall:.0f} s", url=self._args.url)
-            raise DeadlineExceeded(f"not all there after {self._args.deadline:g} s", url=self._args.url)
+            raise self.error()
         return min(_WINDOW, left)
+
+    def error(self) -> DeadlineExceeded:
+        """For a wait that has lasted too long."""
+        if self._args.deadline is None:
+            return DeadlineExceeded(f"nothing arrived for {self._args.stall:.0f} s", url=self._args.url)
+        return DeadlineExceeded(f"not all there after {self._args.deadline:g} s", url=self._args.url)
 
     def note(self, present: int, now: float) -> None:
         """``present`` chunks are there now."""
@@ -221,8 +238,8 @@ class Watch:
                 self._ends = now + self._args.stall
 
 
-def fetch_into(session: Session, request: protocol.Fetch, target: memoryview) -> None:
-    """Fill ``target`` with the bytes that ``request`` names, past the cache."""
+def fetch_into(session: Session, request: protocol.Fetch, target: memoryview, *, until: float = math.inf) -> None:
+    """Fill ``target`` with the bytes that ``request`` names, past the cache. Raises ``Expired`` at ``until``."""
 
     def receive(connection: Connection, seconds: float) -> None:
         reply, _ = connection.receive(timeout=seconds)
@@ -230,7 +247,7 @@ def fetch_into(session: Session, request: protocol.Fetch, target: memoryview) ->
             raise unexpected(reply)
         connection.receive_payload(target, timeout=seconds)
 
-    session.exchange(request, receive)
+    session.exchange(request, receive, until=until)
 
 
 def unexpected(reply: protocol.Reply) -> CacheError:

@@ -6,6 +6,7 @@ nobody listens any more. Calls of several threads use a connection each.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
@@ -28,8 +29,16 @@ _STARTS = 3
 """A daemon that dies while it starts (a kill, not an error of its own, which it reports) is started this often."""
 REPLY_MARGIN = 30.0
 """Seconds beyond the daemon's own deadline after which it counts as hung."""
+_LEAST = 0.001
+"""A socket's time limit of 0 would mean another thing."""
+_ROUNDING = 0.001
+"""A wait may end this much before the moment that was asked for."""
 
 T = TypeVar("T")
+
+
+class Expired(Exception):
+    """The caller's own deadline has passed. Never reaches a user: whoever set it knows what for, and says so."""
 
 
 class Session:
@@ -54,23 +63,47 @@ class Session:
             self._warned.add(kind)
         return first
 
-    def call(self, request: protocol.Request, *, timeout: float | None = None) -> tuple[protocol.Reply, list[int]]:
+    def call(
+        self, request: protocol.Request, *, timeout: float | None = None, until: float = math.inf
+    ) -> tuple[protocol.Reply, list[int]]:
         """One request, one reply; the descriptors that come with it are the caller's.
 
         ``timeout`` is how long the daemon may be silent before it counts as hung (default: its own deadline for
         requests to the origin, and a margin). Raises :class:`NotAnswered` then, and what the daemon answers.
+        ``until`` is a moment of the session's clock at which the call ends, be it connecting, starting a daemon,
+        sending or receiving: :class:`Expired`.
         """
-        return self.exchange(request, lambda connection, seconds: connection.receive(timeout=seconds), timeout=timeout)
+
+        def receive(connection: Connection, seconds: float) -> tuple[protocol.Reply, list[int]]:
+            return connection.receive(timeout=seconds)
+
+        return self.exchange(request, receive, timeout=timeout, until=until)
 
     def exchange(
-        self, request: protocol.Request, receive: Callable[[Connection, float], T], *, timeout: float | None = None
+        self,
+        request: protocol.Request,
+        receive: Callable[[Connection, float], T],
+        *,
+        timeout: float | None = None,
+        until: float = math.inf,
     ) -> T:
         """Send a request and let ``receive(connection, seconds)`` read all of its reply; again if the daemon dies."""
         seconds = self._settings.request_deadline + REPLY_MARGIN if timeout is None else timeout
+        try:
+            return self._exchange(request, receive, seconds, until)
+        except DaemonUnavailable as e:
+            if self.clock.monotonic() >= until - _ROUNDING:
+                raise Expired from e
+            raise
+
+    def _exchange(
+        self, request: protocol.Request, receive: Callable[[Connection, float], T], seconds: float, until: float
+    ) -> T:
         began, tries = self.clock.monotonic(), 0
         while True:
             tries += 1
-            connection = self._checkout()
+            connection = self._checkout(until)
+            connection.until = until
             try:
                 self._flush(connection)
                 connection.send(request, timeout=seconds)
@@ -81,6 +114,7 @@ class Session:
                     what = f"the daemon went away {tries} times during one request"
                     raise DaemonUnavailable(what, url=str(self._settings.cache_dir), hint="see its daemon.log") from e
             finally:
+                connection.until = math.inf
                 self._checkin(connection)
 
     def give_back(self, lease: int) -> None:
@@ -128,11 +162,11 @@ class Session:
         if leases:
             connection.send(protocol.Release(leases), timeout=REPLY_MARGIN)
 
-    def _checkout(self) -> Connection:
+    def _checkout(self, until: float) -> Connection:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return self._connect()
+        return self._connect(until)
 
     def _checkin(self, connection: Connection) -> None:
         with self._lock:
@@ -141,9 +175,10 @@ class Session:
                 return
         connection.retire()
 
-    def _connect(self) -> Connection:
+    def _connect(self, until: float) -> Connection:
         """A new connection; starts the daemon if nobody listens and settings allow it."""
-        deadline = self.clock.monotonic() + self._settings.connect_timeout
+        patience = self.clock.monotonic() + self._settings.connect_timeout
+        deadline = min(patience, until)
         connection = self._try_connect(deadline)
         if connection is not None:
             return connection
@@ -151,28 +186,31 @@ class Session:
             hint = f"start it: cachefs daemon --cache-dir {self._settings.cache_dir}"
             raise DaemonUnavailable("no daemon answers", url=str(self._settings.socket), hint=hint)
         pause, starts = 0.01, 0
-        with crowd_lock(self._settings, self.clock):
+        with crowd_lock(self._settings, self.clock, until=deadline):
             while self.clock.monotonic() < deadline:
                 connection = self._try_connect(deadline)
                 if connection is not None:
                     return connection
                 starts += 1
+                now = self.clock.monotonic()
                 try:
-                    start_daemon(self._settings, timeout=max(0.1, deadline - self.clock.monotonic()), clock=self.clock)
+                    start_daemon(self._settings, timeout=deadline - now, grace=patience - now, clock=self.clock)
                 except DaemonUnavailable:
                     if starts >= _STARTS:
                         raise
                 connection = self._try_connect(deadline)
                 if connection is not None:
                     return connection
-                self.clock.sleep(pause)  # the one that holds the cache directory is about to serve, or to end
+                self.clock.sleep(
+                    min(pause, max(0.0, deadline - self.clock.monotonic()))
+                )  # the one that holds the cache directory is about to serve, or to end
                 pause = min(1.0, pause * 2)
         what = f"no daemon could be reached within {self._settings.connect_timeout:.0f} s"
         raise DaemonUnavailable(what, url=str(self._settings.socket), hint="see daemon.log in the cache directory")
 
     def _try_connect(self, deadline: float) -> Connection | None:
         try:
-            timeout = max(0.1, deadline - self.clock.monotonic())
+            timeout = max(_LEAST, deadline - self.clock.monotonic())
             connection, _ = connect_socket(self._settings.socket, self._hello, timeout=timeout, clock=self.clock)
         except Lost:
             return None

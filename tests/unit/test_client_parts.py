@@ -36,7 +36,7 @@ def test_pieces_are_fetched_once_and_only_those_asked_for(size: int, piece: int,
     data = random.Random(size).randbytes(size)
     fetched: list[int] = []
 
-    def fetch(start: int, end: int, target: memoryview) -> None:
+    def fetch(start: int, end: int, target: memoryview, until: float) -> None:
         assert end - start == len(target)
         fetched.append(start // piece)
         target[:] = data[start:end]
@@ -60,7 +60,7 @@ def test_threads_share_one_fetch_of_a_piece() -> None:
     calls: list[int] = []
     gate = threading.Event()
 
-    def fetch(start: int, end: int, target: memoryview) -> None:
+    def fetch(start: int, end: int, target: memoryview, until: float) -> None:
         calls.append(start)
         gate.wait(10)
         target[:] = b"x" * (end - start)
@@ -79,7 +79,7 @@ def test_threads_share_one_fetch_of_a_piece() -> None:
 def test_a_failed_fetch_is_tried_again() -> None:
     fail = [True]
 
-    def fetch(start: int, end: int, target: memoryview) -> None:
+    def fetch(start: int, end: int, target: memoryview, until: float) -> None:
         if fail.pop():
             raise CacheError("no luck")
         target[:] = b"y" * (end - start)
@@ -244,7 +244,7 @@ def test_a_request_on_which_the_daemon_always_dies_is_given_up(tmp_path: Path) -
 
         tries = 0
 
-        def _connect(self):  # type: ignore[no-untyped-def]
+        def _connect(self, until):  # type: ignore[no-untyped-def]
             self.tries += 1
             return _Dead()
 
