@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,17 +25,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DELETES_AT_ONCE = 8
+_HEADS_AT_ONCE = 16
 
 
 class FsspecStore(ObjectStore):
     """One bucket (or root) of an fsspec file system. One try per call.
 
-    The file system is made at the first call; a package that is missing for it is a :class:`ConfigError`.
+    The file system is made at the first call; a package that is missing for it is a :class:`ConfigError`. ``ask`` tells
+    of objects whose size or version a listing leaves out (default: :meth:`head`); to be given where another backend
+    serves the objects themselves, which may tell versions otherwise.
     """
 
-    def __init__(self, url: ObjectUrl) -> None:
+    def __init__(self, url: ObjectUrl, *, ask: Callable[[str], Awaitable[ObjectMeta]] | None = None) -> None:
         self.url = url.root
         self._url = url
+        self._ask = ask or self.head
         self._made: Any = None
 
     async def head(self, key: str) -> ObjectMeta:
@@ -81,7 +85,9 @@ class FsspecStore(ObjectStore):
         infos = await self._do("list", prefix[: prefix.rfind("/") + 1], find)
         named = [(self._key_of(info["name"]), info) for info in infos]
         wanted = [(key, info) for key, info in named if key.startswith(prefix)]
-        objects = sorted((_meta(key, info) for key, info in wanted if info["type"] == "file"), key=lambda m: m.key)
+        files = sorted((item for item in wanted if item[1]["type"] == "file"), key=lambda item: item[0])
+        found = await all_of([partial(self._listed, key, info) for key, info in files], at_once=_HEADS_AT_ONCE)
+        objects = (meta for meta in found if meta is not None)
         folders = sorted(key.rstrip("/") + "/" for key, info in wanted if info["type"] == "directory")
         return Listing(tuple(objects), tuple(folders)), None
 
@@ -118,6 +124,16 @@ class FsspecStore(ObjectStore):
 
     async def close(self) -> None:
         self._made = None
+
+    async def _listed(self, key: str, info: dict[str, Any]) -> ObjectMeta | None:
+        """An object of a listing; ``None`` if it is not there after all (a page of links proves nothing)."""
+        meta = _meta(key, info)
+        if info.get("size") is not None and (meta.etag or meta.modified):
+            return meta
+        try:
+            return await self._ask(key)
+        except NotFound:
+            return None
 
     async def _delete_one(self, key: str) -> None:
         try:

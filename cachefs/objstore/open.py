@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from ..clock import SYSTEM_CLOCK, Clock
 from ..config import Origin, Settings
 from ..errors import ConfigError
 from ..metrics import Metrics
-from .abc import ObjectStore
+from .abc import ObjectMeta, ObjectStore
 from .backoff import RetryPolicy
 from .credentials import CredentialSource
 from .limiter import Limiter
@@ -96,10 +98,15 @@ def _open_native(url: ObjectUrl, origin: Origin, policy: RetryPolicy, backend: s
     if url.scheme == "memory" or backend == "obstore":
         return RoutedStore(fast, None, exact_lists=False)
     web = url.scheme in {"http", "https"}
-    return RoutedStore(fast, lambda: _open_fsspec(url), plain=is_plain_url if web else is_plain, exact_lists=web)
+
+    def exact() -> ObjectStore:
+        return _open_fsspec(url, ask=routed.head)
+
+    routed = RoutedStore(fast, exact, plain=is_plain_url if web else is_plain, exact_lists=web)
+    return routed
 
 
-def _open_fsspec(url: ObjectUrl) -> ObjectStore:
+def _open_fsspec(url: ObjectUrl, ask: Callable[[str], Awaitable[ObjectMeta]] | None = None) -> ObjectStore:
     from .fsspec_backend import FsspecStore
 
-    return FsspecStore(url)
+    return FsspecStore(url, ask=ask)

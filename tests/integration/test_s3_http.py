@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -65,3 +70,38 @@ def test_a_changed_object_is_noticed(moto: MotoServer, filled: str, backend: str
             owner.put("d/a", b"something else")
         with pytest.raises(Changed):
             store.get_range(f"{filled}/d/a", 0, 5, version=meta)
+
+
+@pytest.fixture
+def web_folder(tmp_path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """A plain web server whose listings are pages of links, without sizes, and whose replies have no ETag."""
+    files = {f"part-{i}.bin": bytes([i]) * (100 + i) for i in range(20)} | {"sub/inner.bin": b"inner"}
+    for name, data in files.items():
+        target = tmp_path / "www" / "data" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "www"))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", files
+        server.shutdown()
+        thread.join(20)
+
+
+@pytest.mark.parametrize("backend", ["auto", "fsspec"])
+@pytest.mark.parametrize("delimiter", [True, False])
+def test_a_listing_gives_sizes_and_versions_as_an_opening_does(
+    web_folder: tuple[str, dict[str, bytes]], backend: str, delimiter: bool
+) -> None:
+    root, files = web_folder
+    with BlockingStore(root, Origin(backend=backend)) as store:
+        listed = [m for page in store.list("data/", delimiter=delimiter) for m in page.objects]
+        wanted = {f"data/{n}": len(d) for n, d in files.items() if not (delimiter and "/" in n)}
+        assert {m.key: m.size for m in listed} == wanted
+        for meta in listed:
+            assert store.head(meta.key).version == meta.version
