@@ -16,6 +16,7 @@ from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
 from .connection import Connection
 from .errors import Changed
+from .forklock import ForkLock
 from .local import LocalShard, list_folder, read_file, stat_file
 from .objstore.url import parse_url
 from .protocol import EntryInfo, Evicted
@@ -56,6 +57,7 @@ class Client:
         self.settings = settings
         self._clock = clock
         self._current: Session | None = None
+        self._guard = ForkLock()
 
     def open(
         self,
@@ -154,18 +156,26 @@ class Client:
 
     def close(self) -> None:
         """Close this process's connections and give back its leases. Idempotent; open shards stay readable."""
-        current, self._current = self._current, None
+        with self._guard.of_this_process():
+            current, self._current = self._current, None
         if current is not None:
             current.close()
 
     def _session(self) -> Session:
         """This process's session; a forked child drops the inherited one without disturbing the parent's."""
         session = self._current
-        if session is None or session.pid != os.getpid():
-            if session is not None:
-                session.abandon()
-            session = self._current = Session(self.settings, self._clock)
-        return session
+        if session is not None and session.pid == os.getpid():
+            return session
+        with self._guard.of_this_process():
+            session = self._current
+            if session is None or session.pid != os.getpid():
+                if session is not None:
+                    session.abandon()
+                session = self._current = self._new_session()
+            return session
+
+    def _new_session(self) -> Session:
+        return Session(self.settings, self._clock)
 
     def _read_once(self, url: str) -> bytes:
         found = self.stat(url)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .clock import SYSTEM_CLOCK, Clock
+from .forklock import ForkLock
 from .session import Expired
 
 Fetch = Callable[[int, int, memoryview, float], None]
@@ -30,7 +31,7 @@ class PassThrough:
         self._fetch = fetch
         self._clock = clock
         self._present = bytearray(-(-size // piece))
-        self._guard = (os.getpid(), threading.Lock())
+        self._guard = ForkLock()
         self.fd = _nameless_file()
         os.ftruncate(self.fd, size)
         self._map = mmap.mmap(self.fd, size) if size else None
@@ -65,7 +66,7 @@ class PassThrough:
 
     @contextmanager
     def _turn(self, until: float) -> Iterator[None]:
-        lock = self._lock()
+        lock = self._guard.of_this_process()
         left = until - self._clock.monotonic()
         if left <= 0 or not lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
             raise Expired
@@ -73,12 +74,6 @@ class PassThrough:
             yield
         finally:
             lock.release()
-
-    def _lock(self) -> threading.Lock:
-        """A lock of this process: one that another thread held during a fork would stay locked for ever here."""
-        if self._guard[0] != os.getpid():
-            self._guard = (os.getpid(), threading.Lock())
-        return self._guard[1]
 
 
 def _nameless_file() -> int:
