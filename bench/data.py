@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,9 +22,8 @@ def kept(folder: Path, sizes: Sizes, make: Callable[[Path, Sizes], None]) -> Pat
     stamp = folder / "made.json"
     wanted = json.dumps(asdict(sizes))
     if not (stamp.is_file() and stamp.read_text() == wanted):
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
-            old.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         make(folder, sizes)
         stamp.write_text(wanted)
     return folder

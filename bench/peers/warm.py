@@ -2,8 +2,8 @@
 
     python warm.py JOB ARGUMENTS...     prints {"seconds": ..., "cpu": ..., "work": ...} as its last line
 
-Each job reads one epoch through the tool's usual loader, in batches, shuffled. The clock starts at the second batch,
-so start-up does not count; ``work`` is the samples after the first batch. Data in a tool's own format is made from the
+Each job reads an epoch through the tool's usual loader, in batches, shuffled. The clock starts at the second batch, so
+start-up does not count; ``work`` is the samples after the first batch. Data in a tool's own format is made from the
 bench's own files at first use and kept.
 """
 
@@ -19,6 +19,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+LONG_ENOUGH = 5.0
+"""Seconds after which a pass is cut short: its rate is known by then."""
+
 
 def same(batch: Any) -> Any:
     """A collate function that leaves samples as they are."""
@@ -26,12 +29,17 @@ def same(batch: Any) -> Any:
 
 
 def clocked(loader: Iterable[Any], count: Callable[[Any], int]) -> dict[str, float]:
-    """One pass over a loader: seconds, CPU (workers that ended included) and samples, all after the first batch."""
+    """One pass over a loader, or its first seconds: time, CPU (workers included) and samples, after the first batch."""
     iterator = iter(loader)
     next(iterator)
-    start, cpu = time.perf_counter(), _cpu()
-    work = sum(count(batch) for batch in iterator)
-    return {"seconds": time.perf_counter() - start, "cpu": _cpu() - cpu, "work": work}
+    start, cpu, work = time.perf_counter(), _cpu(), 0
+    for batch in iterator:
+        work += count(batch)
+        if time.perf_counter() - start > LONG_ENOUGH:
+            break
+    seconds = time.perf_counter() - start
+    del iterator  # workers end, so that their CPU time counts
+    return {"seconds": seconds, "cpu": _cpu() - cpu, "work": work}
 
 
 def _cpu() -> float:
