@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,7 @@ from cachefs.errors import StateError
 
 from .batched import Batches
 from .decode import DecodeOption
-from .definition import Definition, Options
+from .definition import Definition, Options, as_fields, as_names
 from .epochcell import Base, EpochCell, Start
 from .formats import Format, resolve
 from .manifest import Manifest
@@ -90,13 +89,13 @@ class ShardDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         options = Options(
-            source=os.fspath(source) if isinstance(source, os.PathLike) else source,
+            source=as_names(source),
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             shuffle=shuffle,
             seed=seed,
             format=resolve(format),
-            fields=None if fields is None else tuple(fields),
+            fields=as_fields(fields),
             transform=transform,
             drop_last=drop_last,
             pad=pad,

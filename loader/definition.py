@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,6 +69,20 @@ class Options:
         if self.transform is not None and not _takes_two(self.transform):
             raise ConfigError("transform is called as transform(sample, rng)", hint="let it take two arguments")
         Decode(self.decode)
+
+
+def as_names(source: Source) -> Source:
+    """A source as text, or as a tuple of texts."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    return tuple(os.fspath(part) for part in source)
+
+
+def as_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Field names as a tuple. Raises ConfigError for one name alone, which would be read as its letters."""
+    if isinstance(fields, str):
+        raise ConfigError(f"fields={fields!r} is one name", hint=f"write fields=[{fields!r}]")
+    return None if fields is None else tuple(fields)
 
 
 def _takes_two(function: Any) -> bool:
