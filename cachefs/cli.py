@@ -115,32 +115,55 @@ def daemon(
         _serve_detached(Settings.load(cache_dir=cache_dir), report_fd)
     settings = Settings.load(cache_dir=cache_dir, quota=quota, idle_timeout=idle_timeout or 0.0)
     if foreground:
-        _serve(settings, None, echo=True)
+        _serve(settings, None)
     from .launch import start_daemon
 
-    start_daemon(settings, timeout=settings.connect_timeout)
+    started = start_daemon(settings, timeout=settings.connect_timeout)
     with _client(str(settings.cache_dir), autostart=False) as client:
         stats = client.stats()
-    _show({name: stats[name] for name in ("cache_dir", "pid", "quota_bytes") if name in stats}, as_json)
+    asked = {"quota_bytes": quota and settings.quota, "idle_timeout_seconds": idle_timeout}
+    other = [name for name, value in asked.items() if value is not None and stats.get(name) != value]
+    if started.already and other:
+        raise _already(settings, started.pid, f"; its {' and '.join(other)} cannot be changed")
+    if started.already and not as_json:
+        click.echo(f"already running, pid {started.pid}")
+    shown: dict[str, Any] = {name: stats[name] for name in ("cache_dir", "pid", "quota_bytes") if name in stats}
+    if as_json:
+        shown["already_running"] = started.already
+    _show(shown, as_json)
+
+
+def _already(settings: Settings, pid: int, more: str = "") -> CacheError:
+    return CacheError(
+        f"a daemon serves already, pid {pid}{more}", url=str(settings.cache_dir), hint="cachefs stop ends it"
+    )
 
 
 def _serve_detached(settings: Settings, report_fd: int) -> NoReturn:
     """The process that a client started: leave it behind as nobody's child, then serve."""
     if os.fork():
         os._exit(0)
-    _serve(settings, report_fd, echo=False)
+    _serve(settings, report_fd)
 
 
-def _serve(settings: Settings, report_fd: int | None, *, echo: bool) -> NoReturn:
+def _serve(settings: Settings, report_fd: int | None) -> NoReturn:
+    """Be the daemon and end. With ``report_fd`` for the one who waits there, else for whoever reads standard error."""
     from .cloudvars import belongs_to_a_client
     from .daemon.lifecycle import run
-    from .launch import write_report
+    from .launch import Started, write_report
 
     for name in filter(belongs_to_a_client, list(os.environ)):
         del os.environ[name]  # a client that sends no key or endpoint shall not get those of whoever started us
+
+    def ready(report: Started) -> None:
+        if report_fd is not None:
+            write_report(report_fd, report)
+        elif report.already:
+            raise _already(settings, report.pid)
+
     code = 0
     try:
-        run(settings, lambda error: None if report_fd is None else write_report(report_fd, error), echo=echo)
+        run(settings, ready, echo=report_fd is None)
     except NearflashError as e:
         code = _fail(str(e), 1)
     sys.stdout.flush()

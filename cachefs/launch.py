@@ -23,7 +23,7 @@ import msgspec
 from .clock import SYSTEM_CLOCK, Clock
 from .cloudvars import belongs_to_a_client
 from .config import Settings
-from .errors import ConfigError, DaemonUnavailable, NearflashError
+from .errors import ConfigError, DaemonUnavailable
 from .protocol import Failed
 
 _OWN = frozenset({"origin", "autostart"})
@@ -33,9 +33,10 @@ _CROWD_WAIT = 5.0
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What a starting daemon reports: it serves (``pid``), or another process does; ``failed`` otherwise."""
+    """What a starting daemon reports: process ``pid`` serves, for longer ``already`` or from now on; or ``failed``."""
 
     pid: int = 0
+    already: bool = False
     failed: Failed | None = None
 
 
@@ -177,9 +178,8 @@ def _read_report(reader: int, deadline: float, clock: Clock) -> Started | None:
         return Started()
 
 
-def write_report(fd: int, error: NearflashError | None) -> None:
+def write_report(fd: int, report: Started) -> None:
     """The daemon's side: report once and close the pipe. A client that is gone already does not matter."""
-    report = Started(os.getpid(), None if error is None else Failed.of(error))
     with contextlib.suppress(BrokenPipeError):
         os.write(fd, msgspec.json.encode(report))
     os.close(fd)

@@ -213,6 +213,7 @@ class Engine:
         """Counters, gauges and the use of the disk in bytes."""
         values: dict[str, float | int | str | None] = {**dict.fromkeys(COUNTERS, 0), **self._metrics.snapshot()}
         values["fills_running"] = len(self.fetcher)
+        values["idle_timeout_seconds"] = self._settings.idle_timeout
         usage = await self._disk.usage()
         if usage is not None:
             values.update(

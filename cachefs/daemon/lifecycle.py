@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import os
 import signal
 import threading
@@ -20,9 +19,9 @@ from ..config import Settings
 from ..connection import Lost, connect_socket
 from ..errors import CacheBusy, CacheError, NearflashError
 from ..flash import FlashStore
-from ..launch import make_runtime_dir
+from ..launch import Started, make_runtime_dir
 from ..metrics import Metrics
-from ..protocol import VERSIONS, Hello
+from ..protocol import VERSIONS, Failed, Hello
 from .control import ControlServer
 from .disk import Disk
 from .engine import Engine
@@ -42,63 +41,55 @@ _TICK = 0.5
 _TIDY_INTERVAL = 2.0
 _RACE_PAUSE = 0.02
 
-Ready = Callable[[NearflashError | None], None]
-"""Called once: with ``None`` when a daemon serves (this or another one), or with what keeps this one from it."""
+Ready = Callable[[Started], None]
+"""Called once: when a daemon serves (this or another one), or with what keeps this one from it."""
 
 
-class Outcome(enum.Enum):
-    """How a daemon's life ended."""
-
-    SERVED = "served until it was stopped or idle"
-    ANOTHER = "another daemon serves already"
-
-
-def run(settings: Settings, ready: Ready, *, echo: bool = False, clock: Clock = SYSTEM_CLOCK) -> Outcome:
+def run(settings: Settings, ready: Ready, *, echo: bool = False, clock: Clock = SYSTEM_CLOCK) -> None:
     """Serve until SIGTERM, SIGINT, a client's stop, or ``settings.idle_timeout`` without clients.
 
-    One daemon serves a socket: if another one does, or is about to, that is success (``ANOTHER``). Raises what keeps
-    it from serving, after telling ``ready``.
+    One daemon serves a socket: if another one does, or is about to, this one tells ``ready`` so and returns. Raises
+    what keeps it from serving, after telling ``ready``.
     """
     try:
         make_runtime_dir(settings.socket.parent)
         lock = _take_or_find(settings, clock)
     except NearflashError as e:
-        ready(e)
+        ready(Started(failed=Failed.of(e)))
         raise
-    if lock is None:
-        ready(None)
-        return Outcome.ANOTHER
+    if isinstance(lock, int):
+        ready(Started(pid=lock, already=True))
+        return
     try:
         _raise_descriptor_limit()
         asyncio.run(_serve(settings, ready, echo, clock))
     finally:
         lock.close()
-    return Outcome.SERVED
 
 
-def _take_or_find(settings: Settings, clock: Clock) -> SocketLock | None:
-    """The lock, or ``None`` once the daemon that holds it answers. A holder that is ending is waited for."""
+def _take_or_find(settings: Settings, clock: Clock) -> SocketLock | int:
+    """The lock, or the pid of the daemon that holds it, once it answers. A holder that is ending is waited for."""
     deadline = clock.monotonic() + settings.connect_timeout
     while True:
         lock = SocketLock.take(settings.socket)
         if lock is not None:
             return lock
-        if _answers(settings):
-            return None
+        if pid := _serving_pid(settings):
+            return pid
         if clock.monotonic() >= deadline:
             what = f"another daemon holds the socket and has not answered for {settings.connect_timeout:.0f} s"
             raise CacheBusy(what, url=str(settings.socket), hint="end that process")
         clock.sleep(_RACE_PAUSE)
 
 
-def _answers(settings: Settings) -> bool:
+def _serving_pid(settings: Settings) -> int | None:
     hello = Hello(VERSIONS, f"probe-{os.getpid()}", os.getpid(), settings.origin)
     try:
-        connection, _ = connect_socket(settings.socket, hello, timeout=1.0)
+        connection, welcome = connect_socket(settings.socket, hello, timeout=1.0)
     except (Lost, CacheError):
-        return False
+        return None
     connection.close()
-    return True
+    return welcome.pid
 
 
 async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> None:
@@ -119,7 +110,7 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
         await _open_disk(disk, clock)
         place = ListeningSocket(settings.socket)
     except NearflashError as e:
-        ready(e)
+        ready(Started(failed=Failed.of(e)))
         await engine.close()
         raise
     writing = asyncio.create_task(log.run())
@@ -129,7 +120,7 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
     ]
     await _write_state(settings, log)
     log.record("started", pid=os.getpid(), socket=str(settings.socket))
-    ready(None)
+    ready(Started(pid=os.getpid()))
     try:
         log.record("stopping", reason=await _until_over(stop, settings, engine, prefetcher, control, clock))
     finally:

@@ -227,8 +227,15 @@ def test_daemon_command_leaves_a_daemon_that_does_not_end_when_idle(here: Node) 
     first = json.loads(cachefs("daemon", "--json", "--quota", "7MiB", env=env).stdout)
     assert first["quota_bytes"] == 7 * MIB
     assert first["pid"] == here.daemon_pid
+    assert first["already_running"] is False
     again = json.loads(cachefs("daemon", "--json", env=env).stdout)
-    assert again["pid"] == first["pid"]
+    assert (again["pid"], again["already_running"]) == (first["pid"], True)
+    text = cachefs("daemon", "--quota", "7MiB", "--idle-timeout", "0", env=env).stdout
+    assert text.startswith(f"already running, pid {first['pid']}\n")
+    for options, name in (("--quota", "8MiB"), "quota_bytes"), (("--idle-timeout", "5"), "idle_timeout_seconds"):
+        failed = cachefs("daemon", *options, env=env, code=1).stderr
+        assert f"a daemon serves already, pid {first['pid']}; its {name} cannot be changed (cachefs stop" in failed
+    assert f"pid {first['pid']}" in cachefs_process("daemon", "--foreground", env=env, code=1).stderr
     cachefs("stop", env=env)
     wait_until(lambda: not here.daemon_runs)
 
