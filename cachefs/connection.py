@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import math
 import os
 import socket
@@ -56,6 +57,7 @@ class Connection:
         self._frames = FrameBuffer()
         self._timeout: float | None = None
         self._fresh_lease = False
+        self._cut = False
         self.settled = True
         """Every reply was read to its end, so that another request may be sent; otherwise only ``close`` is left."""
 
@@ -79,14 +81,20 @@ class Connection:
     def receive(self, *, timeout: float) -> tuple[Reply, list[int]]:
         """The next reply and the descriptors that came with it, owned by the caller.
 
-        Raises the daemon's error for :class:`Failed`, :class:`Lost`, and :class:`NotAnswered` when nothing arrives
-        for ``timeout`` seconds.
+        Raises the daemon's error for :class:`Failed`, :class:`Lost`, :class:`NotAnswered` when nothing arrives
+        for ``timeout`` seconds, and ``OSError`` (EMFILE) if this process has no room for the descriptors; a lease that
+        came with them has then been given back.
         """
         fds: list[int] = []
+        self._cut = False
         try:
             reply = self._receive(fds, timeout)
             if isinstance(reply, Failed):
                 raise reply.error()
+            if self._cut:
+                if isinstance(reply, Opened) and reply.lease:
+                    self.send(Release([reply.lease]), timeout=timeout)
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         except BaseException:
             for fd in fds:
                 os.close(fd)
@@ -97,12 +105,13 @@ class Connection:
         while (body := self._frames.next_frame()) is None:
             self._bound(timeout)
             try:
-                data, ancillary, _, _ = self._sock.recvmsg(_RECEIVE, _FD_SPACE, _FD_FLAGS)
+                data, ancillary, flags, _ = self._sock.recvmsg(_RECEIVE, _FD_SPACE, _FD_FLAGS)
             except TimeoutError as e:
                 raise _silent(timeout) from e
             except OSError as e:
                 raise Lost from e
             fds += _descriptors(ancillary)
+            self._cut |= bool(flags & _CUT)
             if not data:
                 raise Lost
             self._frames.feed(data)
@@ -160,6 +169,7 @@ class Connection:
 
 _FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * struct.calcsize("i")) if hasattr(socket, "CMSG_SPACE") else 0
 _FD_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_CUT = getattr(socket, "MSG_CTRUNC", 0)
 
 
 def connect_socket(

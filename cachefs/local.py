@@ -38,7 +38,7 @@ class LocalShard(Shard):
         return True
 
     def view(self) -> memoryview:
-        return private_map(self.fileno(), self.size)
+        return private_map(self.fileno(), self.size, self.url)
 
     def wait(self, start: int, end: int) -> None:
         self.check_range(start, end)

@@ -11,21 +11,24 @@ import sys
 from typing import Any
 
 from .errors import NearflashError
+from .limits import system_calls
 
 _EXTRA: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
-def private_map(fd: int, size: int) -> memoryview:
+def private_map(fd: int, size: int, url: str | None = None) -> memoryview:
     """Map ``size`` bytes of ``fd`` copy-on-write; the descriptor may be closed afterwards, not before.
 
     The file must hold at least ``size`` bytes and must never be truncated while the view lives (else SIGBUS on
-    access). No swap is reserved for pages that nobody writes to.
+    access). No swap is reserved for pages that nobody writes to. Raises :class:`CacheError` naming ``url`` when the
+    system has no room for another map.
     """
     if fd < 0:
         raise NearflashError("the shard is closed")  # mmap would take -1 for a wish for zeros
     if size == 0:
         return memoryview(bytearray())
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
-    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-    return memoryview(mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE, **_EXTRA))
+    with system_calls("mapping it", url):
+        if not hasattr(mmap, "MAP_PRIVATE"):
+            return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        return memoryview(mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE, **_EXTRA))

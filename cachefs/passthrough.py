@@ -32,9 +32,12 @@ class PassThrough:
         self._clock = clock
         self._present = bytearray(-(-size // piece))
         self._guard = ForkLock()
+        self._map: mmap.mmap | None = None
+        self.fd = -1
         self.fd = _nameless_file()
         os.ftruncate(self.fd, size)
-        self._map = mmap.mmap(self.fd, size) if size else None
+        if size:
+            self._map = mmap.mmap(self.fd, size)
 
     def has(self, start: int, end: int) -> bool:
         return self._present.find(0, start // self._piece, -(-end // self._piece)) < 0

@@ -12,8 +12,10 @@ from . import protocol
 from .bitmap import BitmapReader
 from .connection import Connection
 from .errors import CacheError, CacheFull, DeadlineExceeded, DiskFault, NearflashError
+from .limits import system_calls
 from .maps import private_map
 from .passthrough import PassThrough
+from .redaction import redact
 from .session import REPLY_MARGIN, Expired, Session
 from .shard import Shard
 
@@ -78,7 +80,8 @@ class RemoteShard(Shard):
         self.url = args.url
         until = math.inf if args.deadline is None else session().clock.monotonic() + args.deadline
         try:
-            self._open(until)
+            with system_calls("opening it", args.url):
+                self._open(until)
         except Expired as e:
             raise DeadlineExceeded(f"not open after {args.deadline:g} s", url=args.url) from e
 
@@ -91,7 +94,7 @@ class RemoteShard(Shard):
         return "" if self.cached else self._reason
 
     def view(self) -> memoryview:
-        return private_map(self._ready(0, self.size).fd, self.size)
+        return private_map(self._ready(0, self.size).fd, self.size, self.url)
 
     def wait(self, start: int, end: int) -> None:
         self.check_range(start, end)
@@ -115,18 +118,23 @@ class RemoteShard(Shard):
         """The source that holds ``[start, end)``, once it does."""
         self._check_open()
         source = self._source
-        if not source.has(start, end):
-            watch = Watch(self._args, self._session().clock.monotonic())
-            try:
-                while not (source := self._source).has(start, end):
-                    if isinstance(source, PassThrough):
-                        source.ensure(start, end, until=watch.until)
-                    elif source.session is not self._session() or source.bits.superseded:
-                        self._open(watch.until)
-                    else:
-                        self._wait_once(source, start, end, watch)
-            except Expired as e:
-                raise watch.error() from e
+        if source.has(start, end):
+            return source
+        watch = Watch(self._args, self._session().clock.monotonic())
+        try:
+            with system_calls("waiting for it", self.url):
+                return self._wait_for(start, end, watch)
+        except Expired as e:
+            raise watch.error() from e
+
+    def _wait_for(self, start: int, end: int, watch: Watch) -> Attachment | PassThrough:
+        while not (source := self._source).has(start, end):
+            if isinstance(source, PassThrough):
+                source.ensure(start, end, until=watch.until)
+            elif source.session is not self._session() or source.bits.superseded:
+                self._open(watch.until)
+            else:
+                self._wait_once(source, start, end, watch)
         return source
 
     def _wait_once(self, source: Attachment, start: int, end: int, watch: Watch) -> None:
@@ -183,7 +191,7 @@ class RemoteShard(Shard):
 
     def _pass_through(self, reason: NearflashError) -> None:
         if self._session().first_warning(type(reason).__name__):
-            log.warning("%s is read past the cache: %s", self.url, reason.what)
+            log.warning("%s is read past the cache: %s", redact(self.url), reason.what)
         self._reason = reason.what
         self._replace(PassThrough(self.size, self._piece, self._fetch, self._session().clock))
 

@@ -20,6 +20,7 @@ from .config import Settings
 from .connection import Connection, Lost, connect_socket
 from .errors import DaemonUnavailable
 from .launch import crowd_lock, start_daemon
+from .limits import system_calls
 
 _IDLE_CONNECTIONS = 4
 _ATTEMPTS = 5
@@ -177,6 +178,10 @@ class Session:
 
     def _connect(self, until: float) -> Connection:
         """A new connection; starts the daemon if nobody listens and settings allow it."""
+        with system_calls("reaching the daemon", str(self._settings.socket)):
+            return self._reach(until)
+
+    def _reach(self, until: float) -> Connection:
         patience = self.clock.monotonic() + self._settings.connect_timeout
         deadline = min(patience, until)
         connection = self._try_connect(deadline)

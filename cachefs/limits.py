@@ -1,0 +1,37 @@
+"""What a system call of ours met, in one line: the limits of a process have a way out that can be named."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .errors import CacheError, NearflashError
+
+FILES = "raise ulimit -n"
+"""The way out for a process that has too many files open."""
+_HINTS = {
+    errno.EMFILE: FILES,
+    errno.ENFILE: "raise fs.file-max",
+    errno.ENOMEM: "too little memory, or too many maps: close views, or raise vm.max_map_count",
+}
+SCARCE = frozenset(_HINTS)
+"""Errors that tell of this process or machine, and nothing of the file at hand."""
+
+
+def shortage(e: OSError, doing: str, url: str | None) -> CacheError:
+    """The error for a system call that failed while ``doing`` something with ``url``."""
+    reason = os.strerror(e.errno).lower() if e.errno else str(e)
+    return CacheError(f"{reason} while {doing}", url=url, hint=_HINTS.get(e.errno or 0))
+
+
+@contextmanager
+def system_calls(doing: str, url: str | None) -> Iterator[None]:
+    """Turns an ``OSError`` that is none of ours yet into a :class:`CacheError`."""
+    try:
+        yield
+    except NearflashError:
+        raise
+    except OSError as e:
+        raise shortage(e, doing, url) from e
