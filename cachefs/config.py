@@ -19,6 +19,7 @@ from typing import Any
 from .cloudvars import carried
 from .errors import ConfigError
 from .hashing import name_digest
+from .redaction import redact
 
 MIB = 1 << 20
 CHUNK_ALIGN = 64 * 1024
@@ -48,6 +49,12 @@ class Origin:
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
     extra: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        endpoint = self.endpoint or ""
+        if redact(endpoint) != endpoint:
+            what = "an endpoint holds no user name, password or query"
+            raise ConfigError(what, url=endpoint, hint="keys have variables of their own, AWS_ACCESS_KEY_ID ...")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Origin:

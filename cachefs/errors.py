@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from .redaction import redact
+
 
 class NearflashError(Exception):
     """Base of all errors raised on purpose by cachefs, loader and ckptstore.
 
     ``what`` says what is wrong; ``url`` names the object or path; ``offset`` is a byte offset within it; ``hint`` is
-    the way out. ``str(e)`` joins them into one line.
+    the way out. ``str(e)`` joins them into one line, without the signatures and passwords that URLs may hold.
     """
 
     def __init__(
@@ -30,12 +32,13 @@ class NearflashError(Exception):
         super().__init__(self._line())
 
     def _line(self) -> str:
-        where = self.url or ""
+        where = redact(self.url or "")
         if self.offset is not None:
             where += f" at byte {self.offset}"
-        line = f"{where}: {self.what}" if where else self.what
+        what = redact(self.what)
+        line = f"{where}: {what}" if where else what
         if self.hint:
-            line += f" ({self.hint})"
+            line += f" ({redact(self.hint)})"
         return " ".join(line.split())
 
     def __str__(self) -> str:

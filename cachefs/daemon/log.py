@@ -1,7 +1,7 @@
 """The daemon's log: one JSON record a line in ``<cache_dir>/daemon.log``, bounded in size, free of secrets.
 
 Records hold names, sizes and error texts that the daemon chose; never settings, requests or an origin as a whole.
-The query part of http(s) URLs is cut off, since presigned ones carry a signature.
+Signatures and passwords in URLs are cut out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import sys
 from collections import deque
 from pathlib import Path
@@ -18,6 +17,7 @@ import aiofiles
 import msgspec
 
 from ..clock import Clock
+from ..redaction import redact
 
 LOG_NAME = "daemon.log"
 _FILE_BYTES = 256 * 1024
@@ -26,8 +26,6 @@ MOST_LOG_BYTES = 2 * _FILE_BYTES
 _BATCH_BYTES = 64 * 1024
 _MOST_QUEUED_BYTES = 1 << 20
 _FIELD_CHARS = 2048
-
-_QUERY = re.compile(r"(https?://[^\s?]+)\?\S*", re.IGNORECASE)
 
 Field = str | int | float | bool | None
 
@@ -111,8 +109,8 @@ def _size_of(path: Path) -> int:
 
 
 def safe_text(text: str) -> str:
-    """One line of bounded length, and without the query of http(s) URLs."""
-    line = _QUERY.sub(r"\1", " ".join(text.split()))
+    """One line of bounded length, without what is nobody's business."""
+    line = redact(" ".join(text.split()))
     return line if len(line) <= _FIELD_CHARS else line[: _FIELD_CHARS - 1] + "\u2026"
 
 

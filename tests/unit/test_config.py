@@ -91,3 +91,10 @@ def test_variables_of_other_clouds_travel_with_the_origin() -> None:
     assert store_options(AZURE, origin.extra) == {"account_name": "acc", "account_key": "hush"}
     both = (("GOOGLE_SERVICE_ACCOUNT", "/a"), ("GOOGLE_SERVICE_ACCOUNT_PATH", "/b"))
     assert store_options(GOOGLE, both) == {"service_account": "/a"}
+
+
+@pytest.mark.parametrize("endpoint", ["http://me:hush@127.0.0.1:9000", "https://h/?token=hush"])
+def test_an_endpoint_with_a_secret_in_it_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="an endpoint holds no user name") as caught:
+        Origin.from_env({"AWS_ENDPOINT_URL": endpoint})
+    assert "hush" not in str(caught.value)

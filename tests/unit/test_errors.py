@@ -44,3 +44,11 @@ def test_every_error_is_one_line_and_survives_pickling(cls: type[NearflashError]
 def test_code_that_knows_only_builtins_can_handle_them(cls: type[NearflashError], builtin: type[BaseException]) -> None:
     with pytest.raises(builtin):
         raise cls("x")
+
+
+def test_signatures_and_passwords_are_in_no_message() -> None:
+    url = "https://me:hush@host/k?X-Amz-Signature=hush"
+    error = errors.NotFound(f"asked {url} in vain", url=url, hint=f"see {url}")
+    assert "hush" not in str(error) + repr(error)
+    assert str(error) == "https://host/k: asked https://host/k in vain (see https://host/k)"
+    assert str(errors.NotFound("x", url="s3://b/a@b?c=1")) == "s3://b/a@b?c=1: x", "a key is no URL's query"
