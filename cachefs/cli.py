@@ -224,23 +224,28 @@ def warm(urls: tuple[str, ...], cache_dir: str | None, as_json: bool, **origin: 
 
 
 @cli.command()
-@click.argument("url")
+@click.argument("url", required=False)
 @click.option("-r", "--recursive", is_flag=True, help="All objects below the folder.")
 @_place
 @_origin
 @_json
-def ls(url: str, recursive: bool, cache_dir: str | None, as_json: bool, **origin: Any) -> None:
-    """List a folder's objects, with how much of each is cached."""
+def ls(url: str | None, recursive: bool, cache_dir: str | None, as_json: bool, **origin: Any) -> None:
+    """List a folder's objects, with how much of each is cached. Without URL, what is in the cache."""
     import json
 
     with _client(cache_dir, **origin) as client:
-        items = client.list(url, delimiter=not recursive, cached=True)
+        if url is None:
+            entries = [{name: getattr(e, name) for name in e.__struct_fields__} for e in client.entries()]
+            rows = sorted(entries, key=lambda entry: str(entry["url"]))
+        else:
+            rows = [dataclasses.asdict(item) for item in client.list(url, delimiter=not recursive, cached=True)]
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(item) for item in items]))
+        click.echo(json.dumps(rows))
         return
-    for item in items:
-        share = "" if item.is_prefix else f"{_percent(item.cached_bytes, item.size):>4}"
-        click.echo(f"{'' if item.is_prefix else item.size:>14} {share:>5}  {item.url}")
+    for row in rows:
+        prefix = str(row["url"]).endswith("/")
+        share = "" if prefix else f"{_percent(row['cached_bytes'], row['size']):>4}"
+        click.echo(f"{'' if prefix else row['size']:>14} {share:>5}  {row['url']}")
 
 
 @cli.command()

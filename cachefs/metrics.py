@@ -7,14 +7,16 @@ command, Prometheus) read :meth:`Metrics.snapshot`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 
 class Metrics:
     """Named numbers. Thread-safe; names are ``snake_case`` with the unit last (``origin_bytes``, ``fill_seconds``)."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        """``names`` are there from the beginning, at 0."""
         self._lock = threading.Lock()
-        self._values: dict[str, float] = {}
+        self._values: dict[str, float] = dict.fromkeys(names, 0)
 
     def add(self, name: str, amount: float = 1) -> None:
         """Count ``amount`` more; a name never seen starts at 0."""

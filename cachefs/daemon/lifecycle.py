@@ -23,6 +23,7 @@ from ..launch import Started, make_runtime_dir
 from ..metrics import Metrics
 from ..protocol import VERSIONS, Failed, Hello
 from .control import ControlServer
+from .counters import COUNTERS
 from .disk import Disk
 from .engine import Engine
 from .idle import IdleWatch
@@ -98,7 +99,7 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     log = Log(settings.cache_dir, clock, echo=echo)
-    metrics = Metrics()
+    metrics = Metrics(COUNTERS)
     disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, reserved=_OWN_BYTES), clock, log)
     opener = StoreOpener(settings, metrics=metrics, clock=clock)
     engine = Engine(settings, disk, opener, metrics=metrics, clock=clock, log=log)

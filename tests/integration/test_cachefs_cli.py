@@ -90,6 +90,11 @@ def test_warm_ls_stat_status_evict_stop_with_json(here: Node, bucket: str) -> No
     listed = json.loads(cachefs("ls", "--json", "-r", f"s3://{bucket}/", env=env).stdout)
     assert {item["url"].removeprefix(f"s3://{bucket}/"): item["cached_bytes"] for item in listed} == OBJECTS
     assert json.loads(cachefs("stat", "--json", f"s3://{bucket}/top", env=env).stdout)["cached_bytes"] == 500
+    held = json.loads(cachefs("ls", "--json", env=env).stdout)
+    assert {e["url"].removeprefix(f"s3://{bucket}/"): e["cached_bytes"] for e in held} == OBJECTS
+    assert [e["size"] for e in held] == [OBJECTS[k] for k in sorted(OBJECTS)]
+    lines = [line.split() for line in cachefs("ls", env=env).stdout.splitlines()]
+    assert lines == [[str(OBJECTS[k]), "100%", f"s3://{bucket}/{k}"] for k in sorted(OBJECTS)]
     status = json.loads(cachefs("status", "--json", env=env).stdout)
     assert (status["running"], status["entries"], status["fills"]) == (True, 4, 4)
     gone = json.loads(cachefs("evict", "--json", f"s3://{bucket}/d/*.bin", env=env).stdout)

@@ -524,6 +524,13 @@ def test_prefetch_returns_at_once_and_brings_everything(world: World) -> None:
         assert sum(r.method == "HEAD" for r in world.proxy.requests) == 6, "one each for the opens without a version"
 
 
+def test_counters_are_there_before_anything_was_counted(world: World) -> None:
+    with world.node.client() as client:
+        stats = client.stats()
+    names = ("origin_gets", "origin_get_bytes", "origin_heads", "origin_lists", "origin_retries")
+    assert [stats[name] for name in (*names, "open_hits", "open_misses", "fills")] == [0] * 8
+
+
 def test_evict_stats_and_entries(world: World) -> None:
     world.put("a", MIB)
     world.put("b", MIB)
