@@ -29,6 +29,7 @@ from .progress import (
 from .reading import Reading
 from .samples import Transform
 from .sources import Source
+from .state import MOST
 from .workers import find_worker
 
 if TYPE_CHECKING:
@@ -185,8 +186,8 @@ class ShardDataset(IterableDataset[Any]):
 
         Within the epoch that comes next anyway the position stays, so a resumed run may call it as a fresh one does.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise StateError(f"set_epoch({epoch!r}): an epoch is a number from 0 on")
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= MOST:
+            raise StateError(f"set_epoch({epoch!r}): an epoch is a number from 0 to 2**48")
         cell = self._cell
         cell.own()
         start = cell.next_pass()

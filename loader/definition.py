@@ -25,6 +25,7 @@ from .passes import BatchRule, PassPlan, Prefetch
 from .samples import Recipe, SampleReader, Transform
 from .shelf import Shelf
 from .sources import Source
+from .state import is_seed
 from .workers import Place, find_place, parent_of_worker
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name}={value!r} is not a positive number")
+        if not is_seed(self.seed):
+            raise ConfigError(f"seed={self.seed!r} is not an integer of 64 bits")
         if self.on_error not in ("raise", "skip"):
             raise ConfigError(f"on_error={self.on_error!r} is neither 'raise' nor 'skip'")
         if self.transform is not None and not _takes_two(self.transform):
@@ -210,7 +213,7 @@ class Definition:
         if not any("://" in stat.url for stat in self.manifest.shards[:1]):
             return None
         ahead = max(_LEAST_AHEAD, 2 * plan.order.plan.lanes)
-        return Prefetch(self.client, self.manifest, plan.order, plan.position, ahead=ahead)
+        return Prefetch(self.client, self.manifest, plan.order, min(plan.position, plan.order.total), ahead=ahead)
 
     @property
     def recipe(self) -> Recipe:

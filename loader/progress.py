@@ -33,7 +33,7 @@ def base_to_dict(definition: Definition, base: Base) -> dict[str, Any]:
     """The state of a run that goes on at ``base``."""
     orders = definition.orders(base.settings)
     state = begin_state(definition.manifest.digest, orders.settings, orders)
-    out = state.at(orders, base.epoch, base.position).to_dict()
+    out = state.at(orders, base.epoch, base.position, base.stop).to_dict()
     if base.stop is not None:
         out[_STOP] = base.stop
     return out
@@ -42,10 +42,17 @@ def base_to_dict(definition: Definition, base: Base) -> dict[str, Any]:
 def base_from_dict(definition: Definition, raw: Mapping[str, Any]) -> Base:
     """The base that a state names, checked against the data. Raises ``StateError``."""
     state = LoaderState.from_dict(raw, data=definition.manifest.digest)
-    state.check(definition.orders(state.settings))
+    orders = definition.orders(state.settings)
     stop = raw.get(_STOP)
-    if stop is not None and (isinstance(stop, bool) or not isinstance(stop, int) or stop < state.position):
-        raise StateError("the loader state's field 'stop' is not a position behind its own")
+    if stop is not None:
+        rule, total = definition.rule, orders(state.epoch).total
+        # padding adds less than one batch, by a batch size that may have been another than this
+        most = total + max(total, rule.global_batch)
+        if isinstance(stop, bool) or not isinstance(stop, int) or not state.position < stop <= most:
+            raise StateError("the loader state's field 'stop' is not where a pass from its position can end")
+    state.check(orders, stop)
+    if stop is not None and rule.place.world > 1 and state.position >= total:
+        return Base(state.epoch + 1, 0, state.settings)  # what is left are repeats, too few for many ranks
     base = Base(state.epoch, state.position, state.settings, stop)
     # with another batch size the rest of the epoch may be too short for a batch: then go on in the next one
     return after_batches(definition, Start(0, 0, base), 0)

@@ -18,6 +18,9 @@ from .lanes import ORDER_VERSION
 from .order import EpochOrder
 
 STATE_FORMAT: Final = 1
+MOST: Final = 2**48
+"""No number in a state is larger, but for the seed: computing with them stays within 64 bits."""
+SEEDS: Final = range(-(2**63), 2**64)
 _KIND: Final = "nearflash.loader"
 
 OrderOf: TypeAlias = Callable[[int], EpochOrder]
@@ -41,17 +44,17 @@ class LoaderState:
     cursors: tuple[tuple[int, int], ...]
     table: tuple[str, ...] = ()
 
-    def at(self, orders: OrderOf, epoch: int, position: int) -> LoaderState:
-        """This run's state after ``position`` samples of ``epoch``.
+    def at(self, orders: OrderOf, epoch: int, position: int, stop: int | None = None) -> LoaderState:
+        """This run's state after ``position`` samples of ``epoch``, which ends at ``stop`` (its end if ``None``).
 
-        Raises DataError where missing counts leave open which lane is next.
+        A padded pass ends behind the epoch's samples; among its repeats the lanes stand at their ends. Raises DataError
+        where missing counts leave open which lane is next.
         """
         order = orders(epoch)
-        if order.complete and position >= order.total:
+        if order.complete and position >= max(order.total, stop or 0):
             epoch, position = epoch + 1, 0
             order = orders(epoch)
-        next_lane, blocks, offsets = order.cursors(position)
-        cursors = tuple(zip(blocks.tolist(), offsets.tolist(), strict=True))
+        next_lane, cursors = _cursors(order, position)
         return replace(self, epoch=int(epoch), position=int(position), next_lane=next_lane, cursors=cursors)
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,7 +94,7 @@ class LoaderState:
         state = cls(
             data=fields.text("data"),
             settings=OrderSettings(
-                seed=fields.integer("seed", -(2**63)),
+                seed=fields.seed("seed"),
                 lanes=fields.integer("lanes", 1),
                 block_shards=fields.integer("block_shards", 1),
                 shuffle=fields.flag("shuffle"),
@@ -115,23 +118,26 @@ class LoaderState:
             )
         return state
 
-    def check(self, orders: OrderOf) -> None:
+    def check(self, orders: OrderOf, stop: int | None = None) -> None:
         """Raises StateError if the orders put the lanes elsewhere at this position: then sample counts differ.
 
-        Raises DataError where too many counts are missing to tell.
+        ``stop`` as in :meth:`at`. Raises DataError where too many counts are missing to tell.
         """
         order = orders(self.epoch)
-        if order.complete and self.position >= order.total:
+        if order.complete and self.position >= max(order.total, stop or 0):
             stands = False
         else:
-            next_lane, blocks, offsets = order.cursors(self.position)
-            cursors = tuple(zip(blocks.tolist(), offsets.tolist(), strict=True))
-            stands = (next_lane, cursors) == (self.next_lane, self.cursors)
+            stands = _cursors(order, self.position) == (self.next_lane, self.cursors)
         if not stands:
             raise StateError(
                 f"the loader state's lanes do not stand where position {self.position} of epoch {self.epoch} puts them",
                 hint="the shards' sample counts are not those it was saved with",
             )
+
+
+def _cursors(order: EpochOrder, position: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    next_lane, blocks, offsets = order.cursors(min(position, order.total) if order.complete else position)
+    return next_lane, tuple(zip(blocks.tolist(), offsets.tolist(), strict=True))
 
 
 def begin_state(data: str, settings: OrderSettings, orders: OrderOf, table: Sequence[str] = ()) -> LoaderState:
@@ -206,7 +212,13 @@ class _Fields:
     def integer(self, name: str, least: int = 0) -> int:
         value = self._raw.get(name)
         if not _is_integer(value, least):
-            raise self._wrong(name, f"an integer of at least {least}")
+            raise self._wrong(name, f"an integer from {least} to 2**48")
+        return int(value)  # type: ignore[arg-type]
+
+    def seed(self, name: str) -> int:
+        value = self._raw.get(name)
+        if not is_seed(value):
+            raise self._wrong(name, "an integer of 64 bits")
         return int(value)  # type: ignore[arg-type]
 
     def _list(self, name: str) -> list[Any]:
@@ -232,5 +244,10 @@ class _Fields:
         return tuple(nodes[place] for place in table)
 
 
+def is_seed(value: object) -> bool:
+    """Whether it can seed an order: an integer of 64 bits, signed or not."""
+    return isinstance(value, int) and not isinstance(value, bool) and value in SEEDS
+
+
 def _is_integer(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import tempfile
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import loader
 from cachefs.errors import ConfigError, EmptyDataset, StateError
@@ -115,6 +118,36 @@ class TestResume:
                 assert ids(again) == first[taken:]
             assert ids(again) == second
             assert len(again) == len(first)
+
+    @given(st.integers(1, 11), st.integers(1, 8), st.booleans(), st.booleans(), st.data())
+    @settings(max_examples=30, deadline=None)
+    def test_within_batches_padded_or_not(
+        self, count: int, batch_size: int, drop_last: bool, pad: bool, data: st.DataObject
+    ) -> None:
+        """Read, save, go on anew, save there too: the rest of the pass comes as it would have, repeats and all."""
+        assume(pad or not drop_last or count >= batch_size)
+        with tempfile.TemporaryDirectory() as name:
+            write_tokens(Path(name) / "t.bin", 2 * count)
+
+            def fresh(state: dict[str, Any] | None) -> ShardDataset:
+                format = loader.formats.Tokens(length=2)
+                ds = make(Path(name), batch_size, drop_last=drop_last, pad=pad, format=format)
+                if state is not None:
+                    ds.load_state_dict(state)
+                    assert ds.state_dict() == state
+                return ds
+
+            def marked(samples: Any) -> list[Any]:
+                return [(sample["__id__"], sample.get("__repeat__")) for sample in samples]
+
+            whole, following = (marked(_at_epoch(fresh(None), epoch)) for epoch in (0, 1))
+            state, pieces = None, []
+            while len(pieces) < len(whole):
+                ds = fresh(state)
+                pieces += marked(islice(ds, data.draw(st.integers(1, len(whole) - len(pieces)))))
+                state = stored(ds.state_dict())
+            assert pieces == whole
+            assert marked(fresh(state)) == following
 
     def test_at_every_batch_of_every_rank(self, thirty: Path) -> None:
         for world in (1, 2, 3):
@@ -312,6 +345,17 @@ class TestRefusals:
             {"position": "4"},
             {"stop": 1},
             {"stop": "x"},
+            {"stop": 10**9},
+            {"stop": 2**70},
+            {"epoch": 2**70},
+            {"epoch": 2**62},
+            {"position": 2**70},
+            {"next_lane": 2**70},
+            {"seed": 2**64},
+            {"seed": -(2**63) - 1},
+            {"seed": "x"},
+            {"lanes": 2**70},
+            {"block_shards": 2**70},
             {"worker": {"index": 0, "count": 2, "batch": 1}},
             {"next_lane": 3},
             {"format": 99},
@@ -323,6 +367,11 @@ class TestRefusals:
             ds.load_state_dict({**ds.state_at(1), **damage})
         assert "\n" not in str(error.value)
 
+    def test_an_epoch_beyond_all_is_refused(self, thirty: Path) -> None:
+        for wrong in (2**62, 2**70):
+            with pytest.raises(StateError, match="set_epoch"):
+                make(thirty).set_epoch(wrong)
+
     @pytest.mark.parametrize(
         "options",
         [
@@ -331,11 +380,16 @@ class TestRefusals:
             {"batch_size": None},
             {"batch_size": 2, "global_batch_size": 4},
             {"batch_size": 2, "lanes": 0},
+            {"batch_size": 2, "seed": "x"},
+            {"batch_size": 2, "seed": True},
+            {"batch_size": 2, "seed": 2**64},
+            {"batch_size": 2, "seed": None},
             {"batch_size": 2, "on_error": "ignore"},
             {"batch_size": 2, "decode": "jpeg"},
             {"batch_size": 2, "decode": {"a": 1}},
             {"batch_size": 2, "transform": lambda sample: sample},
             {"batch_size": 2, "format": 7},
+            {"batch_size": 2, "fields": "jpg"},
         ],
     )
     def test_arguments_are_checked_at_once(self, options: dict[str, Any]) -> None:
