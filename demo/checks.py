@@ -10,7 +10,7 @@ from .record import Step
 from .traffic import Get, between, by_key, of_keys, refetched
 
 KILL_GRACE = 2.0
-"""Seconds before the kill within which fetched bytes may not have become durable in the cache."""
+"""Seconds before the kill within which bytes that came may not be on the disk, with their digests, yet."""
 
 Ranks = Sequence[Sequence[Step]]
 """The steps of each rank."""

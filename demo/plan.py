@@ -67,7 +67,7 @@ FULL = Plan(
     crop=128,
     save_every=16,
     kill_at=74,
-    origin_rate=1_000_000,
+    origin_rate=600_000,
     least_bytes=15_000_000,
 )
 SMALL = Plan(

@@ -96,14 +96,14 @@ def _killed_run(stage: Stage) -> Killed:
     stage.proxy.set_rate(plan.origin_rate)
     with stage.part(f"training on {RANKS} ranks, killed after step {plan.kill_at}", plan.steps) as advance:
         job = stage.launch(run)
-        job.until(plan.kill_at, _told(advance, plan))
+        job.until(plan.kill_at, _told(stage, advance, since))
         saved, at = stage.committed(run), time.time()
         count = job.kill()
         first = _steps(job)
     stage.screen.say(f"  [yellow]SIGKILL[/] to {count} processes: torchrun, ranks, loader workers and the node daemon")
     with stage.part("the same command again, to the end", plan.steps) as advance:
         job = stage.launch(run)
-        job.finish(_told(advance, plan))
+        job.finish(_told(stage, advance, since))
         second = _steps(job)
         job.kill()
     stage.proxy.set_rate(None)
@@ -114,7 +114,7 @@ def _uninterrupted_run(stage: Stage) -> Whole:
     run, since = stage.run("uninterrupted"), time.time()
     with stage.part("an uninterrupted run to compare with", stage.plan.steps) as advance:
         job = stage.launch(run)
-        job.finish(_told(advance, stage.plan))
+        job.finish(_told(stage, advance, since))
         settings = Settings.load({}, cache_dir=run.cache_dir, autostart=False, origin=stage.origin)
         with connect(settings) as client:
             counted = {k: float(v) for k, v in client.stats().items() if isinstance(v, int | float)}
@@ -122,9 +122,12 @@ def _uninterrupted_run(stage: Stage) -> Whole:
     return Whole(_steps(job), stage.gets(since), counted)
 
 
-def _told(advance: Advance, plan: Plan) -> Callable[[Step], None]:
+def _told(stage: Stage, advance: Advance, since: float) -> Callable[[Step], None]:
     def on_step(step: Step) -> None:
-        advance(step.step, f"epoch {step.epoch + 1}, loss {float.fromhex(step.loss):.2f}")
+        fetched = sum(g.size for g in stage.gets(since))
+        advance(
+            step.step, f"epoch {step.epoch + 1}, loss {float.fromhex(step.loss):.2f}, {fetched / 1e6:.1f} MB fetched"
+        )
 
     return on_step
 

@@ -16,12 +16,14 @@ _COMMIT = re.compile(r"step-(\d{12,})-g\d{6,}/manifest\.json")
 
 @dataclass(frozen=True)
 class Get:
-    """One GET: key, first byte's offset, object bytes sent (0 for an error), wall-clock second in which it came."""
+    """One GET: key, first byte's offset, object bytes sent (0 for an error), the wall-clock seconds in which it came and
+    in which all was sent (0: never)."""
 
     key: str
     start: int
     size: int
     time: float
+    done: float
 
     def overlaps(self, other: Get) -> bool:
         """Whether the two carried a byte in common."""
@@ -47,19 +49,19 @@ def between(gets: Iterable[Get], start: float, end: float) -> list[Get]:
 
 
 def refetched(gets: Iterable[Get], killed_at: float, grace: float) -> list[Get]:
-    """GETs after a kill for bytes that had been fetched longer than ``grace`` seconds before it.
+    """GETs after a kill for bytes whose GET had ended longer than ``grace`` seconds before it.
 
-    Bytes fetched within the grace may not have reached the disk with their digests; asking for those again is right.
+    What came later may not have reached the disk with its digests; asking for that again is right.
     """
     seen = list(gets)
-    kept = [g for g in seen if g.time < killed_at - grace]
+    kept = [g for g in seen if 0 < g.done < killed_at - grace]
     return [g for g in seen if g.time >= killed_at and any(g.overlaps(k) for k in kept)]
 
 
 def gets_of(requests: Iterable[RequestRecord], bucket: str) -> list[Get]:
     """All GETs of objects in a bucket, whatever came of them (a listing has no key)."""
     return [
-        Get(r.key, r.range[0] if r.range else 0, r.bytes_sent if r.status in DONE else 0, r.time)
+        Get(r.key, r.range[0] if r.range else 0, r.bytes_sent if r.status in DONE else 0, r.time, r.done)
         for r in requests
         if r.method == "GET" and r.bucket == bucket and r.key
     ]

@@ -11,8 +11,8 @@ class RequestRecord:
     """One request that the proxy has seen.
 
     ``range`` is ``(start, end)`` with the end exclusive (``None``: open), ``status`` 0 until there is a reply,
-    ``bytes_sent`` counts body bytes handed to the client so far, ``fault`` is what was done to it, ``time`` the
-    wall-clock second in which it came.
+    ``bytes_sent`` counts body bytes handed to the client so far, ``fault`` is what was done to it. ``time`` is the
+    wall-clock second in which it came, ``done`` the one in which the whole reply had been handed over (0: it was not).
     """
 
     method: str
@@ -24,6 +24,7 @@ class RequestRecord:
     bytes_sent: int = 0
     fault: Fault | None = None
     time: float = field(default_factory=time.time)
+    done: float = 0.0
 
 
 @dataclass(frozen=True)

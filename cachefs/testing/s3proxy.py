@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
@@ -219,6 +220,7 @@ class CountingProxy:
         record.status = reply.status
         if not await self._reply(client, server, self._tampered(reply, fault), record, fault):
             return False
+        record.done = time.time()
         return complete and not reply.closes and not head.closes
 
     @staticmethod

@@ -34,15 +34,15 @@ def ranks(first: int, last: int, start: float) -> list[list[Step]]:
 
 
 def good() -> Evidence:
-    fills = [Get(key, 0, 100, 41.0) for key in SHARDS]
+    fills = [Get(key, 0, 100, 41.0, 41.0) for key in SHARDS]
     return Evidence(
         plan=PLAN,
         shards=SHARDS,
         first=ranks(1, 6, 42.0),
         second=ranks(5, 16, 60.0),
         reference=ranks(1, 16, 100.0),
-        gets=[*fills[:-1], Get("tokens/1", 0, 40, 49.5), Get("tokens/1", 0, 100, 61.0)],
-        reference_gets=[replace(g, time=100.5) for g in fills] + [Get("mds/index.json", 0, 30, 100.2)],
+        gets=[*fills[:-1], Get("tokens/1", 0, 40, 45.0, 0.0), Get("tokens/1", 0, 100, 61.0, 61.0)],
+        reference_gets=[replace(g, time=100.5) for g in fills] + [Get("mds/index.json", 0, 30, 100.2, 100.2)],
         killed_at=KILLED_AT,
         saved_before=4,
         verified=[12, 16],
@@ -99,15 +99,15 @@ WRONG: dict[str, tuple[Callable[[Evidence], Evidence], set[str]]] = {
         {"sample ids", "wds:", "mds:", "tokens:"},
     ),
     "a shard is fetched twice": (
-        lambda e: replace(e, reference_gets=[*e.reference_gets, Get("wds/0", 0, 100, 101.0)]),
+        lambda e: replace(e, reference_gets=[*e.reference_gets, Get("wds/0", 0, 100, 101.0, 101.0)]),
         {"bytes once", "proxy counts"},
     ),
     "a shard is fetched in epoch 2": (
-        lambda e: replace(e, gets=[*e.gets, Get("wds/0", 0, 100, 70.0)]),
+        lambda e: replace(e, gets=[*e.gets, Get("wds/0", 0, 100, 70.0, 70.0)]),
         {"killed run", "costs no byte"},
     ),
     "cached bytes are fetched again after the kill": (
-        lambda e: replace(e, gets=[*e.gets, Get("wds/0", 50, 10, 61.0)]),
+        lambda e: replace(e, gets=[*e.gets, Get("wds/0", 50, 10, 61.0, 61.0)]),
         {"costs no byte"},
     ),
     "the daemon counts otherwise": (lambda e: replace(e, counted={"origin_get_bytes": 629}), {"proxy counts"}),
@@ -137,10 +137,11 @@ def test_no_evidence_at_all_fails() -> None:
 
 
 def test_refetched_looks_at_bytes_not_at_requests() -> None:
-    before = [Get("a", 0, 10, 1.0), Get("a", 10, 10, 9.5)]
-    assert refetched([*before, Get("a", 10, 5, 10.0)], 10.0, 2.0) == [], "within the grace"
-    assert refetched([*before, Get("a", 9, 2, 10.0)], 10.0, 2.0) == [Get("a", 9, 2, 10.0)]
-    assert refetched([*before, Get("b", 0, 10, 10.0)], 10.0, 2.0) == []
+    before = [Get("a", 0, 10, 1.0, 1.0), Get("a", 10, 10, 9.5, 9.5)]
+    assert refetched([*before, Get("a", 10, 5, 10.0, 10.0)], 10.0, 2.0) == [], "within the grace"
+    assert refetched([*before, Get("a", 9, 2, 10.0, 10.0)], 10.0, 2.0) == [Get("a", 9, 2, 10.0, 10.0)]
+    assert refetched([Get("a", 0, 10, 1.0, 0.0), Get("a", 0, 10, 10.0, 11.0)], 10.0, 2.0) == [], "it never ended"
+    assert refetched([*before, Get("b", 0, 10, 10.0, 10.0)], 10.0, 2.0) == []
 
 
 def request(method: str, key: str, status: int = 200, **more: Any) -> RequestRecord:
@@ -151,7 +152,7 @@ def test_gets_and_commits_are_read_off_the_requests() -> None:
     step = "run/step-000000000016-g000001/manifest.json"
     later = "run/step-000000000032-g000001/manifest.json"
     seen = [
-        request("GET", "wds/0", 206, range=(8, 16), bytes_sent=8, time=1.0),
+        request("GET", "wds/0", 206, range=(8, 16), bytes_sent=8, time=1.0, done=1.5),
         request("GET", "wds/0", 404, bytes_sent=300, time=2.0),
         request("GET", "", bytes_sent=50),
         request("HEAD", "wds/0"),
@@ -160,7 +161,7 @@ def test_gets_and_commits_are_read_off_the_requests() -> None:
         request("PUT", later.replace("run", "other")),
         request("PUT", "run/step-000000000048-g000001/a-p0000.json"),
     ]
-    assert gets_of(seen, "b") == [Get("wds/0", 8, 8, 1.0), Get("wds/0", 0, 0, 2.0)]
+    assert gets_of(seen, "b") == [Get("wds/0", 8, 8, 1.0, 1.5), Get("wds/0", 0, 0, 2.0, 0.0)]
     assert gets_of(seen, "c") == []
     assert committed(seen, "b", "run/") == 16
     assert committed(seen[:4], "b", "run/") == 0
