@@ -19,6 +19,7 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 MOST = 8 << 30
 """Bytes; the largest shard that is decompressed where its size is not known beforehand."""
 _STEP = 1 << 20
+_FIRST = 512
 
 
 def gunzip(data: Bytes, url: str, limit: int | None = None) -> Bytes:
@@ -31,13 +32,17 @@ def gunzip(data: Bytes, url: str, limit: int | None = None) -> Bytes:
         if source[at] == 0 and not data[at:].any():
             break
         stream = zlib.decompressobj(wbits=31)
-        member = at
+        member, step = (
+            at,
+            _FIRST,
+        )  # zlib copies what is behind a member's end, so what it is given grows with the member
         chunk: bytes | memoryview = b""
         try:
             while not stream.eof:
                 if not chunk:
-                    chunk = source[at : at + _STEP]
+                    chunk = source[at : at + step]
                     at += len(chunk)
+                    step = min(2 * step, _STEP)
                 part = stream.decompress(chunk, _STEP)
                 if not (part or chunk or stream.eof):
                     raise FormatError("the gzip stream is cut off", url=url, offset=len(source))

@@ -27,6 +27,9 @@ _HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
 """name, size, checksum, type flag, magic, prefix"""
 _REGULAR = b"0\x007"
 _NO_PAYLOAD = b"123456"
+_MOST_EXTENDED = 1 << 20
+_MOST_NAME = 1 << 16
+_SPARSE = "GNU.sparse"
 
 
 @dataclass
@@ -96,6 +99,10 @@ def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int
             raise FormatError("the size in the tar header is not a number", url=url, offset=offset) from None
         payload = offset + BLOCK
         if kind in b"xgXLK":
+            if size > _MOST_EXTENDED:
+                raise FormatError(
+                    f"an extended header of {size} bytes", url=url, offset=offset, hint="1 MiB is the most"
+                )
             if size > end - payload:
                 raise FormatError("the tar is cut off within an extended header", url=url, offset=offset)
             body = bytes(view[payload : payload + size])
@@ -111,8 +118,12 @@ def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int
         if extra or defaults:
             fields = defaults | extra
             path = fields.get("path") or path
+            if len(path) > _MOST_NAME:
+                raise FormatError(
+                    f"a name of {len(path)} characters", url=url, offset=offset, hint="64 Ki are the most"
+                )
             size = _pax_size(fields, size, path, url, offset)
-            sparse = any(key.startswith("GNU.sparse") for key in fields)
+            sparse = _SPARSE in fields
             extra = {}
         else:
             sparse = False
@@ -187,7 +198,10 @@ def _pax_size(fields: dict[str, str], size: int, path: str, url: str, offset: in
 
 
 def _pax_records(body: bytes, url: str, offset: int) -> dict[str, str]:
-    """The records ``"<length> <key>=<value>\\n"`` of one extended header."""
+    """What matters of the records ``"<length> <key>=<value>\\n"`` of one extended header.
+
+    All else is dropped at once, so a header of many records costs nothing for the members behind it.
+    """
     records: dict[str, str] = {}
     at = 0
     while at < len(body) and body[at]:
@@ -197,6 +211,10 @@ def _pax_records(body: bytes, url: str, offset: int) -> dict[str, str]:
         equals = body.find(b"=", space + 1, stop) if stop else -1
         if equals < 0 or stop > len(body) or body[stop - 1] != 0x0A:
             raise FormatError("a record of the pax header is malformed", url=url, offset=offset + at)
-        records[_text(body[space + 1 : equals])] = _text(body[equals + 1 : stop - 1])
+        key = body[space + 1 : equals]
+        if key in (b"path", b"size"):
+            records[_text(key)] = _text(body[equals + 1 : stop - 1])
+        elif key.startswith(b"GNU.sparse"):
+            records[_SPARSE] = ""
         at = stop
     return records

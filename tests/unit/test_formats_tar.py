@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import time
 import warnings
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import loader
 from cachefs.errors import ConfigError, FormatError, MissingField
 from loader import DataWarning
 from loader.formats import WebDataset
+from loader.formats.packed import gunzip
 from loader.testing import tar_bytes
 
 GOOD = [("d/2.jpg", b"jpg 2"), ("d/2.json", b'{"2":2}')]
@@ -150,6 +152,47 @@ class TestEntries:
         with pytest.raises(FormatError) as error:
             loader.open_shard(path, format="webdataset")
         assert "gzip" in one_line(error, path)
+
+
+class TestHostile:
+    """A megabyte that takes a moment, not minutes, whatever it holds."""
+
+    def pax(self, records: dict[str, str], members: int) -> bytes:
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers=records) as tar:
+            for i in range(members):
+                tar.addfile(tarfile.TarInfo(f"{i}.txt"))
+        return out.getvalue()
+
+    def test_many_global_records_before_many_members(self, tmp_path: Path) -> None:
+        raw = self.pax({f"k{i}": "" for i in range(60_000)}, 1200)
+        begun = time.process_time()
+        assert len(loader.open_shard(save(tmp_path / "a.tar", raw))) == 1200
+        assert time.process_time() - begun < 2
+
+    def test_a_large_extended_header_is_refused(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.tar", self.pax({"k": "x" * (1 << 20)}, 1))
+        with pytest.raises(FormatError, match="extended header of") as error:
+            loader.open_shard(path)
+        one_line(error, path, offset=0)
+
+    def test_a_long_name_is_refused(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.tar", self.pax({"path": "x" * 70_000}, 1))
+        with pytest.raises(FormatError, match="a name of 70000") as error:
+            loader.open_shard(path)
+        one_line(error, path)
+
+    def test_many_empty_gzip_members(self) -> None:
+        raw = np.frombuffer(gzip.compress(b"") * 50_000 + gzip.compress(b"end"), np.uint8)
+        begun = time.process_time()
+        assert gunzip(raw, "x").tobytes() == b"end"
+        assert time.process_time() - begun < 2
+
+    @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 5_000, 3_000_000])
+    def test_members_of_any_size_come_out_whole(self, size: int) -> None:
+        data = np.random.default_rng(size).bytes(size)
+        raw = np.frombuffer(gzip.compress(data) + gzip.compress(b"") + gzip.compress(data[:100]) + bytes(600), np.uint8)
+        assert gunzip(raw, "x").tobytes() == data + data[:100]
 
 
 class TestRepeatedMember:
