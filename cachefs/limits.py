@@ -20,10 +20,15 @@ SCARCE = frozenset(_HINTS)
 """Errors that tell of this process or machine, and nothing of the file at hand."""
 
 
+def way_out(e: OSError) -> str | None:
+    """What to do about an error that is one of :data:`SCARCE`, else None."""
+    return _HINTS.get(e.errno or 0)
+
+
 def shortage(e: OSError, doing: str, url: str | None) -> CacheError:
     """The error for a system call that failed while ``doing`` something with ``url``."""
     reason = os.strerror(e.errno).lower() if e.errno else str(e)
-    return CacheError(f"{reason} while {doing}", url=url, hint=_HINTS.get(e.errno or 0))
+    return CacheError(f"{reason} while {doing}", url=url, hint=way_out(e))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..clock import Clock
 from ..errors import CacheFull, DiskFault
+from ..limits import SCARCE, way_out
 from ..metrics import Metrics
 
 PROBE_INTERVAL = 5.0
@@ -21,6 +22,8 @@ def disk_error(e: OSError, path: Path | str, doing: str) -> CacheFull | DiskFaul
     if isinstance(e, DiskFault):
         return e
     reason = e.strerror or str(e)
+    if e.errno in SCARCE:
+        return CacheFull(f"{reason} while {doing}", url=str(path), hint=f"{way_out(e)}; until then reads pass through")
     if e.errno in FULL:
         return CacheFull(f"no space left while {doing}: {reason}", url=str(path), hint="reads pass through")
     return DiskFault(f"the cache disk failed while {doing}: {reason}", url=str(path), hint="reads pass through")
@@ -47,8 +50,13 @@ class Health:
         return self._fault
 
     def note(self, e: OSError, path: Path | str, doing: str) -> CacheFull | DiskFault:
-        """Remember a failed call; returns the error to raise."""
+        """Remember a failed call; returns the error to raise.
+
+        A process at its own limits (descriptors, memory) says nothing of the disk: that is not remembered.
+        """
         error = disk_error(e, path, doing)
+        if e.errno in SCARCE:
+            return error
         with self._lock:
             if self._fault is None:  # later faults do not put the next look off
                 self._retry_at = self._clock.monotonic() + PROBE_INTERVAL
@@ -85,4 +93,4 @@ class Health:
         try:
             self._probe()
         except OSError as probed:
-            raise self.note(e, path, doing) from probed
+            raise self.note(probed if probed.errno in SCARCE else e, path, doing) from probed

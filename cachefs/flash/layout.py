@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import CacheError, DiskFault
+from ..limits import SCARCE
 from .fileops import FileOps
 
 TREE = "nearflash-v1"
@@ -155,7 +156,10 @@ class Layout:
 
     @contextmanager
     def _by_path(self) -> Iterator[int]:
-        """The tree as the path leads to it now; :class:`DiskFault` if that is not a tree with our id."""
+        """The tree as the path leads to it now; :class:`DiskFault` if that is not a tree with our id.
+
+        A process out of descriptors or memory cannot tell: the ``OSError`` as it is.
+        """
         try:
             top = self._ops.open_top(str(self.cache_dir))
             try:
@@ -163,17 +167,20 @@ class Layout:
             finally:
                 self._ops.close(top)
         except OSError as e:
-            raise self._vanished() from e
+            raise self._unreachable(e) from e
         try:
             try:
                 store_id = _read_marker(self._ops, tree, self.cache_dir)
             except (OSError, CacheError) as e:
-                raise self._vanished() from e
+                raise self._unreachable(e) from e
             if store_id != self._store_id:
                 raise self._vanished()
             yield tree
         finally:
             self._ops.close(tree)
+
+    def _unreachable(self, e: OSError | CacheError) -> OSError:
+        return e if isinstance(e, OSError) and e.errno in SCARCE else self._vanished()
 
     def _reopen(self, tree: int) -> None:
         fresh = {".": self._ops.open_top(str(self.cache_dir)), TREE: self._ops.duplicate(tree)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..clock import Clock
-from ..errors import DiskFault
 from ..metrics import Metrics
 from .fileops import FileOps
 from .health import Health
@@ -28,5 +27,5 @@ class Parts:
         """Raise (and remember) :class:`DiskFault` if the directory has vanished: the disk is gone, not the files."""
         try:
             self.layout.check_present()
-        except DiskFault as e:
+        except OSError as e:
             raise self.health.note(e, self.layout.path, "looking for it") from e

@@ -82,6 +82,25 @@ def test_a_refused_entry_is_one_line_with_the_path_and_leaves_no_trace(
         assert store.fault is None and store.usage().entries == 2
 
 
+@pytest.mark.parametrize(
+    ("number", "way_out"), [(errno.EMFILE, "raise ulimit -n"), (errno.ENFILE, "fs.file-max"), (errno.ENOMEM, "memory")]
+)
+def test_a_process_at_its_limits_is_no_failed_disk(tmp_path: Path, number: int, way_out: str) -> None:
+    ops = FaultyOps()
+    with open_store(tmp_path, ops=ops) as store:
+        fill(store, A)
+    with open_store(tmp_path, ops=ops) as store:
+        ops.fault = lambda call, name: number if call in ("create", "open") else None
+        with pytest.raises(CacheFull, match=rf"{os.strerror(number)} while .*\(.*{way_out}.*reads pass through"):
+            store.create(B.key, len(B.data))
+        with pytest.raises(CacheFull, match=way_out):
+            read_whole(store)
+        assert store.fault is None
+        ops.fault = None
+        fill(store, B)  # at once
+        assert read_whole(store) == A.data and store.usage().entries == 2
+
+
 @pytest.mark.parametrize(("number", "error"), [(errno.EIO, DiskFault), (errno.ENOSPC, CacheFull)])
 def test_a_chunk_that_cannot_be_written_stays_missing(tmp_path: Path, number: int, error: type[CacheError]) -> None:
     clock, ops = ManualClock(), FaultyOps()
