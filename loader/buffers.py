@@ -175,6 +175,16 @@ class ShardPool:
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._failed: dict[int, DataError] = {}
 
+    def again(self) -> ShardPool:
+        """Another pool of the same shards, with maps of its own."""
+        return ShardPool(
+            self._shards,
+            self._client,
+            capacity=self._capacity,
+            indexes=self._indexes,
+            private_bytes=self._private_limit,
+        )
+
     def get(self, number: int) -> OpenShard:
         """The shard, opened if it is not. Raises ``DataError`` for a damaged one, or what the client raises."""
         shard = self._open.get(number)

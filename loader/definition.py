@@ -202,7 +202,7 @@ class Definition:
         return PassPlan(order, self.rule, start.position, start.stop)
 
     def reader(self, plan: PassPlan) -> SampleReader:
-        """A reader with fresh maps for one pass; its pool is the caller's to close."""
+        """A reader with fresh maps for one pass; the caller's to close."""
         order = plan.order
         wide = order.plan.lanes * (order.block_shards + 1) if order.shuffle else 4
         pool = ShardPool(self.manifest, self.client, capacity=wide, indexes=self.indexes)

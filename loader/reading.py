@@ -75,7 +75,7 @@ class Reading:
 
     def close(self) -> None:
         """Close all open shards. Idempotent."""
-        self.reader.pool.close()
+        self.reader.close()
 
     def _around(self, batch: int) -> Iterator[list[Any]]:
         """This rank's batches before ``batch``, nearest and last sample first, then those behind it."""

@@ -7,6 +7,7 @@ located together, for several batches at once (``loader.passes``).
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -72,6 +73,7 @@ class SampleReader:
         self.pool = pool
         self.recipe = recipe
         self._key = derive(seed_key(seed), epoch, _TRANSFORM)
+        self._untouched: ShardPool | None = None  # what repeats are copied from
         self._plain = recipe.transform is None and not recipe.ids and not recipe.repeats
 
     def read(self, places: Places) -> list[Any]:
@@ -84,10 +86,13 @@ class SampleReader:
         wanted = recipe.wanted
         decode = None if recipe.decode.idle else recipe.decode
         out: list[Any] = []
-        for number, i in zip(places.shard.tolist(), places.row.tolist(), strict=True):
+        repeats = itertools.repeat(False, len(places.row)) if places.repeat is None else places.repeat.tolist()
+        for number, i, repeat in zip(places.shard.tolist(), places.row.tolist(), repeats, strict=True):
             try:
-                shard = get(number)
+                shard = self._pristine(number) if repeat else get(number)
                 sample = shard.format.read(shard.source, shard.index, i, shard.url, wanted)
+                if repeat:
+                    sample = copy.deepcopy(sample)
                 if wanted is not None:
                     self._check(sample, shard, i)
                 if decode is not None:
@@ -100,6 +105,18 @@ class SampleReader:
         if not self._plain:
             self._finish(out, places)
         return out
+
+    def _pristine(self, number: int) -> OpenShard:
+        """A shard whose views are never handed out, so nobody has written into them."""
+        if self._untouched is None:
+            self._untouched = self.pool.again()
+        return self._untouched.get(number)
+
+    def close(self) -> None:
+        """Close all open shards. Idempotent; samples already handed out stay valid."""
+        self.pool.close()
+        if self._untouched is not None:
+            self._untouched.close()
 
     def _check(self, sample: Sample, shard: OpenShard, i: int) -> None:
         absent = [name for name in self.recipe.fields or () if name not in sample]

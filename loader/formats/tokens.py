@@ -47,7 +47,8 @@ class Tokens(Format):
     ``length``: tokens in a sample. ``stride``: tokens from one sample's start to the next (default ``length``: no
     overlap). ``dtype``: of the ids in the file, little-endian. ``labels``: add the field ``labels``, the tokens moved
     by one, as a next-token objective wants it. ``out``: ``"int64"`` (or another dtype that holds every id) makes each
-    sample a new array of that type; ``None`` leaves ``tokens`` a view into the mapped file.
+    sample a new array of that type; with ``None`` ``tokens`` is a view into the mapped file, but where samples overlap
+    (``labels``, a short ``stride``) they are copies, so writing into one changes no other.
 
     Raises ``ConfigError`` for options that make no sense, for example an ``out`` in which ids could wrap around.
     """
@@ -130,8 +131,13 @@ class Tokens(Format):
         else:
             out[...] = source[which]  # take() would first copy a whole file of overlapping windows
 
+    @property
+    def _shares(self) -> bool:
+        """Whether the views of two arrays would have bytes in common: writing into one would show in the other."""
+        return self.labels or self.step < self.window
+
     def _deliver(self, tokens: Tokens2D) -> Tokens2D:
-        return tokens if self.out is None else tokens.astype(self.delivered)
+        return tokens.astype(self.delivered) if self.out is not None or self._shares else tokens
 
 
 def _dtype(option: str, name: str) -> np.dtype[Any]:

@@ -95,6 +95,17 @@ class TestWriting:
         } == values
         assert [sha256(path) for path in sorted(tmp_path.iterdir())] == before
 
+    def test_repeats_do_not_show_what_was_written_into_the_first(self, tmp_path: Path) -> None:
+        values = write_tars(tmp_path, [2, 1])
+        ds = ShardDataset(tmp_path, batch_size=8, pad=True, shuffle=False, lanes=1)
+        seen = []
+        for sample in ds:
+            seen.append(sample["bin"].tobytes())
+            sample["bin"][:] = 0
+        assert seen == (values * 3)[:8]
+        gc.collect()
+        assert open_files(tmp_path) == 0
+
     def test_a_write_never_ends_the_process(self, tmp_path: Path) -> None:
         """What a read-only map would do: signal 11."""
         write_tokens(tmp_path / "tok.bin", 12)

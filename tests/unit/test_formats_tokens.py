@@ -47,6 +47,30 @@ def test_tokens_are_views_unless_another_dtype_is_asked_for(tmp_path: Path) -> N
     assert mapped_at(wide)[0] == ""
 
 
+@pytest.mark.parametrize("options", [{"labels": True}, {"labels": True, "stride": 9}, {"stride": 3}, {}])
+def test_writing_into_a_sample_changes_no_label_and_no_other_sample(tmp_path: Path, options: dict[str, Any]) -> None:
+    """As masking in place does."""
+    write_tokens(tmp_path / "t.bin", 90)
+
+    def make() -> loader.ShardDataset:
+        return loader.ShardDataset(
+            tmp_path, batch_size=4, format=Tokens(length=8, **options), drop_last=False, pad=True
+        )
+
+    wanted = [{name: np.array(value).tolist() for name, value in sample.items()} for sample in make()]
+    for sample, whole in zip(make(), wanted, strict=True):
+        sample["tokens"][:] = 0
+        assert all(np.array(sample[name]).tolist() == whole[name] for name in set(sample) - {"tokens"})
+        if "labels" in sample:
+            sample["labels"][:] = 0
+    seen = []
+    for sample in make():
+        seen.append({name: np.array(value).tolist() for name, value in sample.items()})
+        for name in set(sample) & {"tokens", "labels"}:
+            sample[name][:] = 0
+    assert seen == wanted
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"labels": True}, {"stride": 5}, {"out": "int64"}, {"labels": True, "out": "int64"}]
 )
