@@ -8,18 +8,20 @@ Arguments win over the environment, the environment over ``nearflash.toml`` (``N
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .cloudvars import carried
 from .errors import ConfigError
 from .hashing import name_digest
 from .redaction import redact
+from .values import at_least, optional_size, parse_size, seconds, to_bool, to_path
+
+T = TypeVar("T")
 
 MIB = 1 << 20
 CHUNK_ALIGN = 64 * 1024
@@ -66,7 +68,7 @@ class Origin:
             preset=env.get("NEARFLASH_PRESET") or None,
             addressing=env.get("NEARFLASH_ADDRESSING") or "auto",
             profile=env.get("AWS_PROFILE") or None,
-            anonymous=env.get("NEARFLASH_ANONYMOUS", "").lower() in {"1", "true", "yes"},
+            anonymous=_read(to_bool, env.get("NEARFLASH_ANONYMOUS") or False, "NEARFLASH_ANONYMOUS"),
             backend=env.get("NEARFLASH_BACKEND") or "auto",
             access_key_id=env.get("AWS_ACCESS_KEY_ID") or None,
             secret_access_key=env.get("AWS_SECRET_ACCESS_KEY") or None,
@@ -109,10 +111,12 @@ class Settings:
     origin: Origin = field(default_factory=Origin)
 
     def __post_init__(self) -> None:
+        for name in _READERS:
+            object.__setattr__(self, name, _setting(name, getattr(self, name), name))
+        if not isinstance(self.origin, Origin):
+            raise ConfigError("origin is not an Origin", hint="cachefs.Origin(endpoint=..., ...)")
         if self.chunk_size <= 0 or self.chunk_size % CHUNK_ALIGN:
             raise ConfigError(f"chunk_size {self.chunk_size} is not a positive multiple of {CHUNK_ALIGN}")
-        if self.quota is not None and self.quota < 0:
-            raise ConfigError(f"quota {self.quota} is negative")
         if self.transfer_bytes < self.chunk_size:
             raise ConfigError(f"transfer_bytes {self.transfer_bytes} is less than chunk_size {self.chunk_size}")
 
@@ -125,38 +129,35 @@ class Settings:
         """
         env = dict(os.environ if environ is None else environ)
         values: dict[str, Any] = {}
-        for name, raw in _read_toml(env).items():
-            values[name] = _convert(name, raw, f"nearflash.toml: {name}")
-        for name in _CONVERTERS:
+        file, lines = _read_toml(env)
+        for name, raw in lines.items():
+            values[name] = _setting(name, raw, f"{file}: {name}")
+        for name in _READERS:
             variable = f"NEARFLASH_{name.upper()}"
             if env.get(variable):
-                values[name] = _convert(name, env[variable], variable)
+                values[name] = _setting(name, env[variable], variable)
         for name, raw in overrides.items():
             if raw is not None:
-                values[name] = raw if name == "origin" else _convert(name, raw, name)
-        values.setdefault("origin", Origin.from_env(env))
+                values[name] = raw if name == "origin" else _setting(name, raw, name)
+        if "origin" not in values:
+            values["origin"] = Origin.from_env(env)
         if "cache_dir" not in values:
-            values["cache_dir"] = _default_cache_dir(env)
-        values["cache_dir"] = Path(os.path.abspath(values["cache_dir"]))
+            values["cache_dir"] = to_path(_default_cache_dir(env))
         if "socket" not in values:
             values["socket"] = default_socket(values["cache_dir"], env)
         return cls(**values)
 
     def with_(self, **changes: Any) -> Settings:
-        """A copy with some settings changed."""
+        """A copy with some settings changed, read and checked as those of :meth:`load`.
+
+        Another ``cache_dir`` has another daemon: a socket that was derived from the directory is derived anew.
+        """
+        for name, raw in changes.items():
+            if name != "origin":
+                changes[name] = _setting(name, raw, name)
+        if "cache_dir" in changes and "socket" not in changes and self.socket.name == _socket_name(self.cache_dir):
+            changes["socket"] = self.socket.with_name(_socket_name(changes["cache_dir"]))
         return replace(self, **changes)
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes from ``"64"``, ``"10GB"``, ``"1.5 TiB"`` (decimal and binary units; a bare letter is binary)."""
-    if isinstance(text, int):
-        return text
-    m = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)(b?)\s*", text, re.IGNORECASE)
-    if not m:
-        raise ConfigError(f"{text!r} is not a size", hint="write for example 500GB, 1.5TiB or a number of bytes")
-    number, unit, binary, byte = m.groups()
-    base = 1024 if binary or not byte else 1000
-    return int(float(number) * base ** (" kmgtp".index(unit.lower()) if unit else 0))
 
 
 def default_socket(cache_dir: Path, environ: Mapping[str, str]) -> Path:
@@ -166,7 +167,11 @@ def default_socket(cache_dir: Path, environ: Mapping[str, str]) -> Path:
     base = Path(runtime) / "nearflash" if runtime else Path(tempfile.gettempdir()) / f"nearflash-{uid}"
     if len(os.fsencode(base)) > 60:
         base = Path("/tmp") / f"nearflash-{uid}"
-    return base / f"{name_digest(os.path.realpath(cache_dir))[:16]}.sock"
+    return base / _socket_name(cache_dir)
+
+
+def _socket_name(cache_dir: Path) -> str:
+    return f"{name_digest(os.path.realpath(cache_dir))[:16]}.sock"
 
 
 def job_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -175,48 +180,49 @@ def job_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(("TORCHELASTIC_", "SLURM_"))}
 
 
+def rank_environment(environ: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """``RANK`` and ``WORLD_SIZE`` as the launcher set them, unread; ``None`` without both."""
+    env = os.environ if environ is None else environ
+    rank, world = env.get("RANK"), env.get("WORLD_SIZE")
+    return (rank, world) if rank and world else None
+
+
 def _default_cache_dir(env: Mapping[str, str]) -> Path:
     base = env.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path(env.get("HOME") or Path.home()) / ".cache") / "nearflash"
 
 
-def _to_bool(raw: Any) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    text = str(raw).lower()
-    if text in {"1", "true", "yes", "on"}:
-        return True
-    if text in {"0", "false", "no", "off"}:
-        return False
-    raise ValueError(f"{raw!r} is neither true nor false")
-
-
-_CONVERTERS: dict[str, Any] = {
-    "cache_dir": Path,
-    "socket": Path,
-    "quota": parse_size,
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "cache_dir": to_path,
+    "socket": to_path,
+    "quota": optional_size,
     "free_floor": parse_size,
     "chunk_size": parse_size,
     "transfer_bytes": parse_size,
-    "origin_parallel": int,
-    "stall_timeout": float,
-    "request_deadline": float,
-    "connect_timeout": float,
-    "idle_timeout": float,
-    "autostart": _to_bool,
+    "origin_parallel": at_least(1),
+    "stall_timeout": seconds(zero=False),
+    "request_deadline": seconds(zero=False),
+    "connect_timeout": seconds(zero=True),
+    "idle_timeout": seconds(zero=True),
+    "autostart": to_bool,
 }
 
 
-def _convert(name: str, raw: Any, source: str) -> Any:
-    if name not in _CONVERTERS:
-        raise ConfigError(f"{source} is not a setting", hint=f"known: {', '.join(sorted(_CONVERTERS))}")
+def _setting(name: str, raw: Any, source: str) -> Any:
+    if name not in _READERS:
+        raise ConfigError(f"{source} is not a setting", hint=f"known: {', '.join(sorted(_READERS))}")
+    return _read(_READERS[name], raw, source)
+
+
+def _read(reader: Callable[[Any], T], raw: Any, source: str) -> T:
     try:
-        return _CONVERTERS[name](raw)
+        return reader(raw)
     except ValueError as e:
         raise ConfigError(f"{source}={raw!r} cannot be read: {e}") from e
 
 
-def _read_toml(env: Mapping[str, str]) -> dict[str, Any]:
+def _read_toml(env: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """The file's name for messages, and what it says."""
     explicit = env.get("NEARFLASH_CONFIG")
     home = env.get("HOME")
     candidates = [Path(explicit)] if explicit else [Path("nearflash.toml")]
@@ -225,10 +231,10 @@ def _read_toml(env: Mapping[str, str]) -> dict[str, Any]:
     for path in candidates:
         try:
             with open(path, "rb") as f:
-                return tomllib.load(f)
+                return (str(path) if explicit else path.name), tomllib.load(f)
         except FileNotFoundError:
             if explicit:
                 raise ConfigError("NEARFLASH_CONFIG names a file that does not exist", url=str(path)) from None
-        except (OSError, tomllib.TOMLDecodeError) as e:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise ConfigError(f"cannot be read: {e}", url=str(path)) from e
-    return {}
+    return "", {}

@@ -6,13 +6,13 @@ Nothing here talks to another process; ``torch.distributed`` is only asked what 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cachefs.config import rank_environment
 from cachefs.errors import ConfigError
 
 
@@ -61,12 +61,11 @@ def find_place(
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_rank(), distributed.get_world_size())
-    env = os.environ if environ is None else environ
-    values = [env.get(name) for name in ("RANK", "WORLD_SIZE")]
-    if not all(values):
+    values = rank_environment(environ)
+    if values is None:
         return Place(0, 1)
     try:
-        return Place(*(int(str(value)) for value in values))
+        return Place(*map(int, values))
     except ValueError as e:
         raise ConfigError(f"RANK={values[0]!r} WORLD_SIZE={values[1]!r} cannot be used: {e}") from e
 

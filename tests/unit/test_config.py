@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.cloudvars import AZURE, GOOGLE, store_options
-from cachefs.config import Origin, Settings, default_socket, parse_size
+from cachefs.client import connect
+from cachefs.config import Origin, Settings, default_socket
 from cachefs.errors import ConfigError
 from cachefs.protocol import VERSIONS, Hello, decode_request, encode
+from cachefs.values import parse_size
 
 
 def test_arguments_win_over_environment_over_file_over_default(tmp_path: Path) -> None:
@@ -98,3 +100,102 @@ def test_an_endpoint_with_a_secret_in_it_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="an endpoint holds no user name") as caught:
         Origin.from_env({"AWS_ENDPOINT_URL": endpoint})
     assert "hush" not in str(caught.value)
+
+
+def test_the_launcher_s_rank_needs_both_variables() -> None:
+    assert rank_environment({"RANK": "2", "WORLD_SIZE": "4"}) == ("2", "4")
+    for env in ({}, {"RANK": "2"}, {"WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": "4"}):
+        assert rank_environment(env) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "quota = 1.5",
+        "quota = true",
+        "quota = -1",
+        'quota = "1e3"',
+        "cache_dir = 5",
+        'cache_dir = ""',
+        'cache_dir = "~nobody-of-this-name/x"',
+        'socket = ["a"]',
+        "stall_timeout = [1]",
+        "stall_timeout = nan",
+        "stall_timeout = 0",
+        "request_deadline = -1",
+        "request_deadline = inf",
+        "request_deadline = true",
+        'idle_timeout = "-1"',
+        "idle_timeout = 1e300",
+        "connect_timeout = 1979-05-27",
+        "origin_parallel = 2.9",
+        "origin_parallel = 0",
+        'origin_parallel = "many"',
+        "chunk_size = 0x1_0000_0000_0000_0000",
+        "autostart = 2",
+        'autostart = ""',
+    ],
+)
+def test_a_value_that_makes_no_sense_is_one_line_that_names_file_and_setting(line: str, tmp_path: Path) -> None:
+    toml = tmp_path / "x.toml"
+    toml.write_text(line + "\n")
+    with pytest.raises(ConfigError) as caught:
+        Settings.load({"NEARFLASH_CONFIG": str(toml), "HOME": str(tmp_path)})
+    assert str(caught.value).startswith(f"{toml}: {line.split(' ')[0]}=") and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    toml = tmp_path / "x.toml"
+    toml.write_bytes(b"quota = '\xff'\n")
+    with pytest.raises(ConfigError, match="x.toml: cannot be read"):
+        Settings.load({"NEARFLASH_CONFIG": str(toml)})
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", True), ("1", True), ("Off", False), ("", False)])
+def test_anonymous_takes_what_other_switches_take(text: str, value: bool) -> None:
+    assert Origin.from_env({"NEARFLASH_ANONYMOUS": text}).anonymous is value
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_named() -> None:
+    with pytest.raises(ConfigError, match="NEARFLASH_ANONYMOUS='maybe'"):
+        Origin.from_env({"NEARFLASH_ANONYMOUS": "maybe"})
+
+
+def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    s = Settings.load({"HOME": str(tmp_path)}, cache_dir="~/x", socket="~/s.sock")
+    assert (s.cache_dir, s.socket) == (tmp_path / "x", tmp_path / "s.sock")
+    assert Settings(Path("~/x"), Path("~/y")).cache_dir == tmp_path / "x"
+
+
+@given(st.sampled_from(["quota", "free_floor", "transfer_bytes"]), st.integers(8 << 20, 2**63 - 1))
+def test_values_are_taken_again_as_they_are(name: str, size: int) -> None:
+    s = Settings(Path("/c"), Path("/s")).with_(**{name: str(size)})
+    assert getattr(s, name) == size and s.with_() == s
+
+
+def test_changes_are_read_and_checked_like_any_other_source(tmp_path: Path) -> None:
+    s = Settings.load({}, cache_dir=tmp_path)
+    client = connect(s, quota="10GB", idle_timeout="5", autostart=None)
+    assert (client.settings.quota, client.settings.idle_timeout) == (10**10, 5.0)
+    for bad, says in (
+        ({"qouta": 5}, "qouta is not a setting"),
+        ({"quota": 1.5}, "quota=1.5"),
+        ({"chunk_size": 100}, "chunk_size 100"),
+        ({"origin": "minio"}, "origin is not an Origin"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            connect(s, **bad)
+        with pytest.raises(ConfigError, match=says):
+            Settings.load({}, **bad)
+
+
+def test_another_cache_directory_has_another_socket_unless_one_was_named(tmp_path: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    s = Settings.load(env, cache_dir=tmp_path / "a")
+    other = connect(s, cache_dir=str(tmp_path / "b")).settings
+    assert other == Settings.load(env, cache_dir=tmp_path / "b") and other.socket != s.socket
+    assert s.with_(quota=5).socket == s.socket
+    assert s.with_(cache_dir=tmp_path / "b", socket=s.socket).socket == s.socket
+    named = Settings.load(env, cache_dir=tmp_path / "a", socket=tmp_path / "mine.sock")
+    assert named.with_(cache_dir=tmp_path / "b").socket == tmp_path / "mine.sock"
