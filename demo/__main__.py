@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from cachefs.errors import NearflashError
 
+from .checks import Check
 from .job import JobFailed
 from .plan import PLANS
 from .processes import signals_as_exceptions
@@ -28,19 +31,25 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with signals_as_exceptions():
             checks = tell(args.out.absolute(), PLANS[args.size], Screen(console))
-    except NearflashError as e:
-        console.print(f"[bold red]demo failed:[/] {e}", highlight=False)
+    except (NearflashError, OSError) as e:
+        console.print(f"[bold red]demo failed:[/] {escape(str(e))}", highlight=False)
         if isinstance(e, JobFailed):
             console.print(e.output, markup=False, highlight=False)
         return 1
     except KeyboardInterrupt as e:
         console.print(f"stopped by {e or 'Ctrl-C'}; nothing is left running", highlight=False)
         return 130
+    code = verdict(console, checks)
+    console.print(f"{time.monotonic() - start:.0f} s; see {args.out}/main-job.png", highlight=False)
+    return code
+
+
+def verdict(console: Console, checks: Sequence[Check]) -> int:
+    """Name what does not hold; the exit code."""
     failed = [check.name for check in checks if not check.passed]
     for name in failed:
         console.print(f"[bold red]does not hold:[/] {name}", highlight=False)
-    verdict = f"{len(failed)} checks failed" if failed else f"all {len(checks)} checks hold"
-    console.print(f"{verdict}; {time.monotonic() - start:.0f} s; see {args.out}/main-job.png", highlight=False)
+    console.print(f"{len(failed)} checks failed" if failed else f"all {len(checks)} checks hold", highlight=False)
     return 1 if failed else 0
 
 

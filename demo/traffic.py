@@ -16,8 +16,8 @@ _COMMIT = re.compile(r"step-(\d{12,})-g\d{6,}/manifest\.json")
 
 @dataclass(frozen=True)
 class Get:
-    """One GET: key, first byte's offset, object bytes sent (0 for an error), the wall-clock seconds in which it came and
-    in which all was sent (0: never)."""
+    """One GET: key, offset of its first byte, object bytes sent (0 for an error), wall-clock seconds in which it came
+    and in which all had been sent (0: never)."""
 
     key: str
     start: int
