@@ -38,11 +38,14 @@ Page = TypeVar("Page", protocol.StatPage, protocol.EntryPage)
 
 
 def connect(settings: Settings | None = None, **overrides: Any) -> Client:
-    """A client for ``settings``, or for :meth:`Settings.load` with ``overrides``. Contacts nobody yet."""
+    """A client for ``settings``, or for :meth:`Settings.load`, with ``overrides`` that are not ``None`` on top.
+
+    Contacts nobody yet.
+    """
     if settings is None:
         settings = Settings.load(**overrides)
     elif overrides:
-        settings = settings.with_(**overrides)
+        settings = settings.with_(**{name: value for name, value in overrides.items() if value is not None})
     return Client(settings)
 
 

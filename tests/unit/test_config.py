@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.cloudvars import AZURE, GOOGLE, store_options
 from cachefs.client import connect
-from cachefs.config import Origin, Settings, default_socket
+from cachefs.cloudvars import AZURE, GOOGLE, store_options
+from cachefs.config import Origin, Settings, default_socket, rank_environment
 from cachefs.errors import ConfigError
 from cachefs.protocol import VERSIONS, Hello, decode_request, encode
 from cachefs.values import parse_size
@@ -147,7 +147,7 @@ def test_a_value_that_makes_no_sense_is_one_line_that_names_file_and_setting(lin
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     toml = tmp_path / "x.toml"
     toml.write_bytes(b"quota = '\xff'\n")
-    with pytest.raises(ConfigError, match="x.toml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"x\.toml: cannot be read"):
         Settings.load({"NEARFLASH_CONFIG": str(toml)})
 
 
