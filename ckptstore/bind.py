@@ -100,6 +100,8 @@ class Binder:
             return self._bind_whole(node, template, path, optimizer_template(template))
         if is_stateful(template):
             return self._bind_whole(node, template, path, ABSENT)
+        if template is ABSENT and isinstance(node, list) and self._selected.all and not _has_containers(node):
+            return list(node)  # a long list of numbers needs no name for each
         inside = children(node, path)
         if inside is not None:
             if isinstance(node, dict) and tag_of(node) != TUPLE:
@@ -242,6 +244,10 @@ class Binder:
 
     def _selected_below(self, child: Child) -> bool:
         return self._selected(child.name) or any(self._selected(name) for name in tensor_names(child.node))
+
+
+def _has_containers(node: list[Any]) -> bool:
+    return any(isinstance(item, (dict, list)) for item in node)
 
 
 def _load_module(module: nn.Module, values: dict[str, Any], path: str) -> None:

@@ -48,9 +48,7 @@ class Keys(Protocol):
 
     def add(self, key: str, amount: int) -> int: ...
 
-    def delete_key(self, key: str) -> bool:
-        """Whether it was there."""
-        ...
+    def delete_key(self, key: str) -> bool: ...
 
 
 class LocalKeys:
@@ -214,28 +212,36 @@ class Round:
         return []
 
     def _set(self, key: str, data: bytes) -> None:
-        """Store a value in pieces; the first one, which says how many follow, comes last."""
-        pieces = [data[i : i + VALUE_BYTES] for i in range(0, len(data), VALUE_BYTES)] or [b""]
+        """Store a value, a large one in pieces. The key itself comes last, so that all is there when it is."""
+        pieces = range(VALUE_BYTES, len(data), VALUE_BYTES)
         try:
-            for number, piece in enumerate(pieces[1:], 1):
-                self._keys.set(f"{key}.{number}", piece)
-            self._keys.set(key, len(pieces).to_bytes(4, "little") + pieces[0])
+            for number, start in enumerate(pieces, 1):
+                self._keys.set(f"{key}.{number}", data[start : start + VALUE_BYTES])
+            if pieces:
+                self._keys.set(f"{key}.pieces", str(len(pieces)).encode())
+            self._keys.set(key, data[:VALUE_BYTES])
         except _STORE_ERRORS as e:
             raise _store_failed(e) from e
 
     def _get(self, key: str) -> bytes:
         try:
             first = bytes(self._keys.get(key))
-            count = int.from_bytes(first[:4], "little")
-            return b"".join([first[4:], *(bytes(self._keys.get(f"{key}.{number}")) for number in range(1, count))])
+            if len(first) < VALUE_BYTES:
+                return first
+            return b"".join([first, *(bytes(self._keys.get(k)) for k in self._piece_keys(key))])
         except _STORE_ERRORS as e:
             raise _store_failed(e) from e
 
+    def _piece_keys(self, key: str) -> list[str]:
+        count = f"{key}.pieces"
+        pieces = int(self._keys.get(count)) if self._keys.check([count]) else 0
+        return [f"{key}.{number}" for number in range(1, pieces + 1)]
+
     def _delete(self, key: str) -> None:
-        self._keys.delete_key(key)
-        number = 1
-        while self._keys.delete_key(f"{key}.{number}"):
-            number += 1
+        pieces = self._piece_keys(key)
+        # What delete_key returns says nothing: FileStore claims to have deleted keys that never were.
+        for name in (key, *pieces, *([f"{key}.pieces"] if pieces else [])):
+            self._keys.delete_key(name)
 
 
 def leave(conversation: Round, told: Sequence[str], said: Sequence[str]) -> None:

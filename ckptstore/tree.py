@@ -80,6 +80,8 @@ class _Flattener:
 
     def _container(self, value: Any, path: str, rule: Rule) -> Any:
         if isinstance(value, (list, tuple)):
+            if all(map(_is_itself, value)):  # a long list of numbers needs no name for each
+                return list(value) if isinstance(value, list) else {TUPLE: list(value)}
             items = [self.encode(v, join(path, component(i)), rule) for i, v in enumerate(value)]
             return items if isinstance(value, list) else {TUPLE: items}
         if isinstance(value, nn.Module):
@@ -148,6 +150,16 @@ def decode(node: Any, path: str, *, allow_pickle: bool = False) -> Any:
 def decode_key(key: Any) -> Any:
     """The Python value of a ``$dict`` key."""
     return decode(key, "")
+
+
+def _is_itself(value: Any) -> bool:
+    """Whether a value's JSON is the value."""
+    kind = type(value)
+    if kind is int:
+        return bool(-_EXACT <= value <= _EXACT)
+    if kind is float:
+        return math.isfinite(value)
+    return value is None or kind is bool or (kind is str and _is_text(value))
 
 
 def _key(key: Any, path: str) -> Any:

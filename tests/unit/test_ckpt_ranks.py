@@ -36,6 +36,26 @@ def test_a_conversation_leaves_no_key_behind() -> None:
     assert rounds[0].settled(0)
 
 
+class Obliging(LocalKeys):
+    """Claims to have deleted keys that never were, as c10d's FileStore does."""
+
+    def delete_key(self, key: str) -> bool:
+        super().delete_key(key)
+        return True
+
+
+@pytest.mark.parametrize("size", [0, 1, VALUE_BYTES - 1, VALUE_BYTES, VALUE_BYTES + 1, 3 * VALUE_BYTES])
+def test_values_of_all_sizes(size: int) -> None:
+    keys = Obliging()
+    conversation = meetings(1, keys)[0].round("r", 10)
+    before = len(keys)
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    conversation.tell("a", data)
+    assert conversation.hear("a") == [data]
+    conversation.leave(TOLD, SAID)
+    assert len(keys) == before
+
+
 def test_missing_ranks_are_named() -> None:
     rounds = [m.round("r", 10) for m in meetings(5, LocalKeys())]
     for rank in (0, 3):
