@@ -29,8 +29,6 @@ class Plan:
     """Steps between two checkpoints."""
     kill_at: int
     """The step of epoch 1 after which everything is killed."""
-    origin_rate: float
-    """Bytes a second that the killed run gets from the origin, so that its cache is still filling when it is killed."""
     least_bytes: int
     """The shards together must hold at least this much."""
 
@@ -55,7 +53,7 @@ class Plan:
         """Samples in one shard."""
         return self.samples // self.shards
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
 
@@ -66,8 +64,7 @@ FULL = Plan(
     batch_size=4,
     crop=128,
     save_every=16,
-    kill_at=74,
-    origin_rate=600_000,
+    kill_at=138,
     least_bytes=15_000_000,
 )
 SMALL = Plan(
@@ -77,8 +74,7 @@ SMALL = Plan(
     batch_size=4,
     crop=32,
     save_every=8,
-    kill_at=12,
-    origin_rate=200_000,
+    kill_at=20,
     least_bytes=1_000_000,
 )
 PLANS = {"full": FULL, "small": SMALL}

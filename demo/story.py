@@ -93,7 +93,6 @@ def _data(stage: Stage, folder: Path) -> list[ShardFile]:
 def _killed_run(stage: Stage) -> Killed:
     run, plan = stage.run("killed"), stage.plan
     since = time.time()
-    stage.proxy.set_rate(plan.origin_rate)
     with stage.part(f"training on {RANKS} ranks, killed after step {plan.kill_at}", plan.steps) as advance:
         job = stage.launch(run)
         job.until(plan.kill_at, _told(stage, advance, since))
@@ -106,7 +105,6 @@ def _killed_run(stage: Stage) -> Killed:
         job.finish(_told(stage, advance, since))
         second = _steps(job)
         job.kill()
-    stage.proxy.set_rate(None)
     return Killed(run, first, second, stage.gets(since), at, saved)
 
 

@@ -76,11 +76,14 @@ def test_an_answer_is_waited_for() -> None:
 
 
 def test_a_coordinator_that_goes_waits_for_the_others_a_while() -> None:
-    rounds = [m.round("r", 10) for m in meetings(2, LocalKeys())]
+    ends = meetings(2, LocalKeys())
+    assert ends[0].farewell(1)  # nothing was said at all
+    rounds = [m.round("r", 10) for m in ends]
     rounds[0].leave(TOLD, SAID)
-    assert not rounds[0].settled(1)
+    assert not ends[0].farewell(1)
+    assert ends[1].farewell(1)  # only the coordinator waits
     rounds[1].leave(TOLD, SAID)
-    assert rounds[0].settled(1)
+    assert ends[0].farewell(1)
 
 
 def test_a_second_store_does_not_see_what_the_first_left() -> None:
