@@ -97,6 +97,7 @@ class Meeting:
         self.clock = clock
         self._keys = keys
         self._prefix: str | None = None
+        self._last: Round | None = None
 
     @property
     def coordinator(self) -> bool:
@@ -112,7 +113,15 @@ class Meeting:
             # Every store that this rank opens under the same keys gets a number of its own; as all ranks open stores
             # in the same order they get the same, and no store sees what an earlier one left behind.
             self._prefix = f"{self._keys.add(f'opened/{self.rank}', 1)}"
-        return Round(self, self._keys, f"{self._prefix}/{name}", timeout)
+        self._last = Round(self, self._keys, f"{self._prefix}/{name}", timeout)
+        return self._last
+
+    def farewell(self, timeout: float) -> bool:
+        """On the coordinator, wait up to ``timeout`` s until all ranks have left the last conversation.
+
+        Its process may serve the keys, and should not end while others still read in them.
+        """
+        return not self.coordinator or self._last is None or self._last.settled(timeout)
 
 
 class Round:
@@ -179,7 +188,7 @@ class Round:
             raise _store_failed(e) from e
 
     def settled(self, timeout: float) -> bool:
-        """Whether all ranks leave within ``timeout``: whoever serves the keys should not go before that."""
+        """Whether all ranks leave within ``timeout`` s."""
         left = f"{self._name}/left"
         clock = self._meeting.clock
         end = clock.monotonic() + timeout

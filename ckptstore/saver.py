@@ -47,9 +47,6 @@ class Saver:
         self._background.start(save, lambda: self._uploader.run(job(content)))
         return save
 
-    def close(self, farewell: float) -> None:
-        """Give the memory back; on rank 0, wait up to ``farewell`` s until the others know how the last save ended."""
+    def close(self) -> None:
+        """Give the memory back."""
         self._arena.release()
-        last = self._uploader.last_round
-        if last is not None and self._meeting.coordinator and self._meeting.world > 1:
-            last.settled(farewell)

@@ -90,7 +90,7 @@ class CheckpointStore:
         self._clock = backing.clock
         self._allow_pickle = allow_pickle
         self._ownership = Ownership(self._storage, attempt, backing.clock)
-        self._given_meeting = backing.meeting
+        self._meeting = backing.meeting
         self._device = backing.device
         self._save_options = save_options or SaveOptions()
         self._saver: Saver | None = None
@@ -138,7 +138,7 @@ class CheckpointStore:
             raise error
 
     def close(self) -> None:
-        """Wait for the save that is under way and give everything back. Idempotent.
+        """Wait for the save that is under way and give everything back; rank 0 lets the others go first. Idempotent.
 
         Raises what the last save failed with if nobody was told yet (then the store is closed all the same), and
         :class:`DeadlineExceeded` if it does not end (then it is not).
@@ -149,7 +149,9 @@ class CheckpointStore:
         self._closed = True
         try:
             if self._saver is not None:
-                self._saver.close(self._timeouts.farewell)
+                self._saver.close()
+            if self._meeting is not None:
+                self._meeting.farewell(self._timeouts.farewell)
         finally:
             self._storage.close()
         self.wait()
@@ -271,9 +273,9 @@ class CheckpointStore:
     @property
     def meeting(self) -> Meeting:
         """How this rank meets the others; found at the first use."""
-        if self._given_meeting is None:
-            self._given_meeting = find_meeting(self.url, self._clock)
-        return self._given_meeting
+        if self._meeting is None:
+            self._meeting = find_meeting(self.url, self._clock)
+        return self._meeting
 
     def _check_open(self) -> None:
         if self._closed:

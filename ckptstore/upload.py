@@ -98,7 +98,6 @@ class Uploader:
         self._options = options
         self._rank_timeout = rank_timeout
         self._clock = clock
-        self.last_round: Round | None = None
 
     def run(self, job: SaveJob) -> StepRef:
         """Carry out one save; returns when it is durable and acknowledged. Raises what failed, here or elsewhere.
@@ -106,7 +105,6 @@ class Uploader:
         Ends in bounded time: every wait for other ranks has a deadline, and so has every request to the store.
         """
         conversation = self._meeting.round(job.name, self._rank_timeout)
-        self.last_round = conversation
         try:
             return self._converse(conversation, job)
         finally:
