@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from .commandline import fail, given_origin, json_option, origin_options, plain, run
 from .errors import CacheError, ConfigError, DaemonUnavailable, NearflashError
 
 if TYPE_CHECKING:
@@ -24,67 +25,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    try:
-        code = cli.main(args=argv, prog_name="cachefs", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except click.UsageError as e:
-        command = e.ctx.command_path if e.ctx is not None else "cachefs"
-        return _fail(f"{e.format_message()} (try {command} --help)", 2)
-    except NearflashError as e:
-        if _debugging():
-            raise
-        return _fail(str(e), 1)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
-        return 0
-    except Exception as e:  # the last line of defence of a command: one line, not a traceback
-        if _debugging():
-            raise
-        return _fail(f"failed unexpectedly: {type(e).__name__}: {e} (NEARFLASH_DEBUG=1 shows where)", 1)
-
-
-def _fail(text: str, code: int) -> int:
-    print(f"cachefs: {' '.join(text.split())}", file=sys.stderr)
-    return code
-
-
-def _debugging() -> bool:
-    return os.environ.get("NEARFLASH_DEBUG", "") not in ("", "0")
+    return run(cli, "cachefs", argv)
 
 
 def _place(command: F) -> F:
     return click.option("--cache-dir", help="Cache directory [env NEARFLASH_CACHE_DIR].")(command)
 
 
-def _json(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")(command)
-
-
-def _origin(command: F) -> F:
-    for name, text in (
-        ("--endpoint", "Endpoint of the object store [env AWS_ENDPOINT_URL]."),
-        ("--region", "Region [env AWS_REGION]."),
-        ("--preset", "Kind of object store: aws, aliyun, minio ... [env NEARFLASH_PRESET]."),
-    ):
-        command = click.option(name, help=text)(command)
-    return click.option("--anonymous", is_flag=True, default=None, help="Send no credentials.")(command)
-
-
 def _client(cache_dir: str | None, *, autostart: bool | None = None, **origin: Any) -> Client:
     import logging
 
     from .client import connect
-    from .config import Origin, Settings
+    from .config import Settings
 
     logging.getLogger("cachefs").addHandler(logging.NullHandler())  # warnings become the command's own output
     logging.getLogger("cachefs").propagate = False
-    given = {name: value for name, value in origin.items() if value is not None}
-    settings = Settings.load(
-        cache_dir=cache_dir, autostart=autostart, origin=dataclasses.replace(Origin.from_env(), **given)
-    )
-    return connect(settings)
+    return connect(Settings.load(cache_dir=cache_dir, autostart=autostart, origin=given_origin(origin)))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,7 +55,7 @@ def cli() -> None:
 @click.option("--idle-timeout", type=float, help="End after this many seconds without clients (default: never).")
 @click.option("--foreground", is_flag=True, help="Serve in this process and log to standard error.")
 @click.option("--report-fd", type=int, hidden=True)
-@_json
+@json_option
 def daemon(
     cache_dir: str | None,
     quota: str | None,
@@ -165,7 +121,7 @@ def _serve(settings: Settings, report_fd: int | None) -> NoReturn:
     try:
         run(settings, ready, echo=report_fd is None)
     except NearflashError as e:
-        code = _fail(str(e), 1)
+        code = fail("cachefs", str(e), 1)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads may hang in a dead disk's system calls; a normal exit would wait for them
@@ -173,7 +129,7 @@ def _serve(settings: Settings, report_fd: int | None) -> NoReturn:
 
 @cli.command()
 @_place
-@_json
+@json_option
 def stop(cache_dir: str | None, as_json: bool) -> None:
     """End the daemon. Open files stay readable; the cache stays on disk."""
     from .stopping import stop_and_wait
@@ -184,7 +140,7 @@ def stop(cache_dir: str | None, as_json: bool) -> None:
 
 @cli.command()
 @_place
-@_json
+@json_option
 def status(cache_dir: str | None, as_json: bool) -> None:
     """Show the daemon, the use of the disk and the counters."""
     with _client(cache_dir, autostart=False) as client:
@@ -198,8 +154,8 @@ def status(cache_dir: str | None, as_json: bool) -> None:
 @cli.command()
 @click.argument("urls", nargs=-1, required=True)
 @_place
-@_origin
-@_json
+@origin_options
+@json_option
 def warm(urls: tuple[str, ...], cache_dir: str | None, as_json: bool, **origin: Any) -> None:
     """Fetch objects into the cache and wait until they are there.
 
@@ -227,8 +183,8 @@ def warm(urls: tuple[str, ...], cache_dir: str | None, as_json: bool, **origin: 
 @click.argument("url", required=False)
 @click.option("-r", "--recursive", is_flag=True, help="All objects below the folder.")
 @_place
-@_origin
-@_json
+@origin_options
+@json_option
 def ls(url: str | None, recursive: bool, cache_dir: str | None, as_json: bool, **origin: Any) -> None:
     """List a folder's objects, with how much of each is cached. Without URL, what is in the cache."""
     import json
@@ -245,14 +201,14 @@ def ls(url: str | None, recursive: bool, cache_dir: str | None, as_json: bool, *
     for row in rows:
         prefix = str(row["url"]).endswith("/")
         share = "" if prefix else f"{_percent(row['cached_bytes'], row['size']):>4}"
-        click.echo(f"{'' if prefix else row['size']:>14} {share:>5}  {row['url']}")
+        click.echo(f"{'' if prefix else row['size']:>14} {share:>5}  {plain(row['url'])}")
 
 
 @cli.command()
 @click.argument("url")
 @_place
-@_origin
-@_json
+@origin_options
+@json_option
 def stat(url: str, cache_dir: str | None, as_json: bool, **origin: Any) -> None:
     """Show one object: size, version, and how many of its bytes are cached."""
     with _client(cache_dir, **origin) as client:
@@ -263,7 +219,7 @@ def stat(url: str, cache_dir: str | None, as_json: bool, **origin: Any) -> None:
 @click.argument("urls", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Drop all entries.")
 @_place
-@_json
+@json_option
 def evict(urls: tuple[str, ...], everything: bool, cache_dir: str | None, as_json: bool) -> None:
     """Drop objects, folders or patterns from the cache. What is in use stays, and makes the command fail."""
     from .selection import select
@@ -290,7 +246,7 @@ def _show(values: dict[str, Any], as_json: bool) -> None:
         return
     width = max(map(len, values), default=0)
     for name, value in values.items():
-        click.echo(f"{name:<{width}}  {_human(name, value)}")
+        click.echo(f"{name:<{width}}  {plain(_human(name, value))}")
 
 
 def _human(name: str, value: Any) -> str:

@@ -187,6 +187,17 @@ def rank_environment(environ: Mapping[str, str] | None = None) -> tuple[str, str
     return (rank, world) if rank and world else None
 
 
+def debugging(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ``NEARFLASH_DEBUG`` asks a command for the traceback of an error."""
+    env = os.environ if environ is None else environ
+    return env.get("NEARFLASH_DEBUG", "") not in ("", "0")
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment, for another one that is started."""
+    return dict(os.environ)
+
+
 def _default_cache_dir(env: Mapping[str, str]) -> Path:
     base = env.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path(env.get("HOME") or Path.home()) / ".cache") / "nearflash"

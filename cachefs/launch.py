@@ -22,7 +22,7 @@ import msgspec
 
 from .clock import SYSTEM_CLOCK, Clock
 from .cloudvars import belongs_to_a_client
-from .config import Settings
+from .config import Settings, environment
 from .errors import ConfigError, DaemonUnavailable
 from .protocol import Failed
 
@@ -62,7 +62,7 @@ def start_daemon(
             pass_fds=(writer,),
             start_new_session=True,
             cwd=os.sep,
-            env=daemon_environment(settings, os.environ),
+            env=daemon_environment(settings, environment()),
         )
         os.close(writer)
         writer = -1

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cachefs.errors import CheckpointDamaged, NearflashError
+from cachefs.commandline import given_origin, json_option, origin_options, plain, run
+from cachefs.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
     from .layout import StepRef
@@ -27,53 +26,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    try:
-        code = cli.main(args=argv, prog_name="ckptstore", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except click.UsageError as e:
-        command = e.ctx.command_path if e.ctx is not None else "ckptstore"
-        return _fail(f"{e.format_message()} (try {command} --help)", 2)
-    except NearflashError as e:
-        return _fail(str(e), 1)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
-        return 0
-    except OSError as e:
-        return _fail(str(e), 1)
-
-
-def _fail(text: str, code: int) -> int:
-    print(f"ckptstore: {_plain(' '.join(text.split()))}", file=sys.stderr)
-    return code
-
-
-def _json(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")(command)
+    return run(cli, "ckptstore", argv)
 
 
 def _step(command: F) -> F:
     return click.option("--step", type=click.IntRange(min=0), help="The step (default: the newest).")(command)
 
 
-def _origin(command: F) -> F:
-    for name, text in (
-        ("--endpoint", "Endpoint of the object store [env AWS_ENDPOINT_URL]."),
-        ("--region", "Region [env AWS_REGION]."),
-        ("--preset", "Kind of object store: aws, aliyun, minio ... [env NEARFLASH_PRESET]."),
-    ):
-        command = click.option(name, help=text)(command)
-    return click.option("--anonymous", is_flag=True, default=None, help="Send no credentials.")(command)
-
-
 def _open(url: str, origin: dict[str, Any]) -> Storage:
-    from cachefs.config import Origin
-
     from .storage import open_storage
 
-    given = {name: value for name, value in origin.items() if value is not None}
-    return open_storage(url, dataclasses.replace(Origin.from_env(), **given))
+    return open_storage(url, given_origin(origin))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,8 +48,8 @@ def cli() -> None:
 @cli.command()
 @click.argument("url")
 @click.option("--all", "everything", is_flag=True, help="Also the steps of abandoned timelines.")
-@_origin
-@_json
+@origin_options
+@json_option
 def ls(url: str, everything: bool, as_json: bool, **origin: Any) -> None:
     """List the steps that count, oldest first."""
     from .timeline import not_found, read_timeline
@@ -106,7 +69,7 @@ def ls(url: str, everything: bool, as_json: bool, **origin: Any) -> None:
     click.echo(f"{'STEP':>12}  {'GENERATION':>10}  {'RANKS':>5}  {'TENSORS':>7}  {'SIZE':>10}  SAVED")
     for row in rows:
         if row["damage"]:
-            rest = _plain(f"damaged: {row['damage']}")
+            rest = plain(f"damaged: {row['damage']}")
         else:
             saved = datetime.fromtimestamp(row["created"]).strftime("%Y-%m-%d %H:%M:%S")
             size = human_bytes(row["bytes"]) if row["bytes"] is not None else "-"
@@ -118,8 +81,8 @@ def ls(url: str, everything: bool, as_json: bool, **origin: Any) -> None:
 @cli.command()
 @click.argument("url")
 @_step
-@_origin
-@_json
+@origin_options
+@json_option
 def show(url: str, step: int | None, as_json: bool, **origin: Any) -> None:
     """Show a step's tensors and values, without reading tensor data."""
     from .catalog import read_catalog
@@ -134,16 +97,16 @@ def show(url: str, step: int | None, as_json: bool, **origin: Any) -> None:
         return
     from cachefs.progress import human_bytes
 
-    click.echo(f"{catalog.ref}, saved by {catalog.root.world_size} rank(s) of attempt {_plain(catalog.root.attempt)}")
+    click.echo(f"{catalog.ref}, saved by {catalog.root.world_size} rank(s) of attempt {plain(catalog.root.attempt)}")
     for tensor in found["tensors"]:
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
         extra = f"  = {tensor['alias_of']}" if tensor["alias_of"] else ""
         extra += f"  of rank {tensor['rank']}" if tensor["rank"] is not None else ""
         size = human_bytes(tensor["bytes"])
-        click.echo(_plain(f"{tensor['dtype']:>12}  {shape:>16}  {size:>10}  {tensor['name']}{extra}"))
+        click.echo(plain(f"{tensor['dtype']:>12}  {shape:>16}  {size:>10}  {tensor['name']}{extra}"))
     for name, value in found["values"].items():
         text = json.dumps(value)
-        click.echo(_plain(f"{'value':>12}  {name} = {text if len(text) <= 200 else text[:197] + '...'}"))
+        click.echo(plain(f"{'value':>12}  {name} = {text if len(text) <= 200 else text[:197] + '...'}"))
 
 
 @cli.command()
@@ -151,8 +114,8 @@ def show(url: str, step: int | None, as_json: bool, **origin: Any) -> None:
 @_step
 @click.option("--all", "everything", is_flag=True, help="Every step that counts.")
 @click.option("--quick", is_flag=True, help="Manifests and sizes only, not the digest of every byte.")
-@_origin
-@_json
+@origin_options
+@json_option
 def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: bool, **origin: Any) -> None:
     """Check a step byte by byte, and name what is damaged."""
     from cachefs.progress import byte_bar
@@ -182,7 +145,7 @@ def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: b
         for ref, damages in rows:
             click.echo(f"{ref}: {'damaged' if damages else 'sound'}")
             for damage in damages:
-                click.echo(_plain(f"  {damage}"))
+                click.echo(plain(f"  {damage}"))
     bad = [ref.step for ref, damages in rows if damages]
     if bad:
         raise CheckpointDamaged(f"damaged: step {', '.join(map(str, bad))}", url=url)
@@ -193,8 +156,8 @@ def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: b
 @click.argument("out", type=click.Path())
 @_step
 @click.option("--only", multiple=True, help="Only these names or globs (model, optimizer/*); may be repeated.")
-@_origin
-@_json
+@origin_options
+@json_option
 def restore(url: str, out: str, step: int | None, only: tuple[str, ...], as_json: bool, **origin: Any) -> None:
     """Bring a step down into OUT, a new folder, which then is a store of its own with that one step."""
     from cachefs.progress import byte_bar, human_bytes
@@ -212,11 +175,6 @@ def restore(url: str, out: str, step: int | None, only: tuple[str, ...], as_json
         click.echo(
             f"step {copied.ref.step}: {copied.tensors} tensors, {human_bytes(copied.nbytes)}, verified, in {out}"
         )
-
-
-def _plain(text: str) -> str:
-    """Text that comes from a store, without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _listed(timeline: Timeline, everything: bool) -> list[StepRef]:
