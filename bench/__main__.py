@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -75,4 +76,5 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    os.environ.update(NO_PROXY="127.0.0.1", no_proxy="127.0.0.1")  # the server is on this machine
     sys.exit(main())

@@ -64,7 +64,7 @@ class Job:
             self._process = subprocess.Popen(
                 run.argv(),
                 cwd=REPOSITORY,
-                env={**os.environ, **environ, **self.mark.environ(), "NEARFLASH_CACHE_DIR": str(run.cache_dir)},
+                env={**_own_environ(), **environ, **self.mark.environ(), "NEARFLASH_CACHE_DIR": str(run.cache_dir)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -122,3 +122,8 @@ class Job:
         killed = self.mark.kill()
         self._process.wait(20)
         return killed
+
+
+def _own_environ() -> dict[str, str]:
+    """This process's environment without what would point the job at other stores, caches or settings."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "NEARFLASH_"))}

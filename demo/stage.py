@@ -22,7 +22,11 @@ from .traffic import Get, committed, gets_of
 DATA, CHECKPOINTS = "text", "checkpoints"
 """The buckets."""
 
+LOOPBACK = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+"""Nothing goes through an HTTP proxy that the environment may name: all servers are on this machine."""
+
 JOB_SETTINGS = {
+    **LOOPBACK,
     "NEARFLASH_CHUNK_SIZE": "128KiB",  # the shards are small, so the chunks are too
     "NEARFLASH_IDLE_TIMEOUT": "120",  # a daemon that the demo could not stop ends by itself
     "OMP_NUM_THREADS": "1",  # sums in one order

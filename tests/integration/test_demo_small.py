@@ -41,7 +41,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    mark = Mark("NEARFLASH_TEST_MARK")
+    mark = Mark("DEMO_TEST_MARK")
     demo = subprocess.Popen(
         [sys.executable, "-m", "demo", "--size", "small", "--out", str(tmp_path)],
         cwd=ROOT,
