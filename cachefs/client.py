@@ -80,9 +80,8 @@ class Client:
         target = parse_url(url)
         if target.is_local:
             return LocalShard(target.key, version=version, size=size)
-        return RemoteShard(
-            self._session, OpenArgs(str(target), version, size, deadline, self.settings.request_deadline)
-        )
+        stall, private = self.settings.request_deadline, self.settings.passthrough_bytes
+        return RemoteShard(self._session, OpenArgs(str(target), version, size, deadline, stall, private))
 
     def list(self, url: str | os.PathLike[str], *, delimiter: bool = False, cached: bool = False) -> list[ObjectStat]:
         """The objects in the folder ``url`` and below it, in key order; folder markers are left out.

@@ -108,6 +108,9 @@ class Settings:
     """A daemon started by a client exits after this long without client; 0 never."""
     autostart: bool = True
     """Whether a client may start the daemon."""
+    passthrough_bytes: int | None = None
+    """Most bytes of one object that a process keeps in its memory because the cache cannot take it (``None``: half of
+    the memory that is available at that moment, at most 16 GiB)."""
     origin: Origin = field(default_factory=Origin)
 
     def __post_init__(self) -> None:
@@ -216,6 +219,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "connect_timeout": seconds(zero=True),
     "idle_timeout": seconds(zero=True),
     "autostart": to_bool,
+    "passthrough_bytes": optional_size,
 }
 
 

@@ -26,7 +26,7 @@ from .config import Settings, environment
 from .errors import ConfigError, DaemonUnavailable
 from .protocol import Failed
 
-_OWN = frozenset({"origin", "autostart"})
+_OWN = frozenset({"origin", "autostart", "passthrough_bytes"})
 """Settings that concern the client alone."""
 _CROWD_WAIT = 5.0
 """A client waits this long for another one that is starting the daemon before it tries by itself."""

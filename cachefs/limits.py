@@ -18,6 +18,18 @@ _HINTS = {
 }
 SCARCE = frozenset(_HINTS)
 """Errors that tell of this process or machine, and nothing of the file at hand."""
+_MOST_PRIVATE = 16 << 30
+
+
+def private_limit(meminfo: str = "/proc/meminfo") -> int:
+    """Bytes of one object that a process may keep in its memory unless told otherwise: half of what is available on
+    this machine now (``meminfo`` as Linux writes it, see proc(5)), at most 16 GiB."""
+    try:
+        with open(meminfo, encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file if ":" in line)
+        return min(_MOST_PRIVATE, int(lines["MemAvailable"].split()[0]) * 1024 // 2)
+    except (FileNotFoundError, KeyError):
+        return _MOST_PRIVATE  # another system
 
 
 def way_out(e: OSError) -> str | None:

@@ -42,6 +42,11 @@ class PassThrough:
     def has(self, start: int, end: int) -> bool:
         return self._present.find(0, start // self._piece, -(-end // self._piece)) < 0
 
+    def bytes_with(self, start: int, end: int) -> int:
+        """The memory in use once ``[start, end)`` is there."""
+        first, last = start // self._piece, -(-end // self._piece)
+        return (self._present.count(1) + self._present.count(0, first, last)) * self._piece
+
     def ensure(self, start: int, end: int, *, until: float = math.inf) -> None:
         """Fetch what is missing of ``[start, end)``; threads that want the same piece share one fetch.
 

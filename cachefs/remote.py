@@ -6,15 +6,16 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import protocol
 from .bitmap import BitmapReader
 from .connection import Connection
 from .errors import CacheError, CacheFull, DeadlineExceeded, DiskFault, NearflashError
-from .limits import system_calls
+from .limits import private_limit, system_calls
 from .maps import private_map
 from .passthrough import PassThrough
+from .progress import human_bytes
 from .redaction import redact
 from .session import REPLY_MARGIN, Expired, Session
 from .shard import Shard
@@ -24,6 +25,8 @@ _WINDOW = 5.0
 _LAST_WORD = 0.1
 """Seconds beyond the deadline for the reply of a daemon that waits until the deadline itself; without them every wait
 that ends by its deadline would cost the connection, too."""
+
+_MORE_ROOM = "raise NEARFLASH_QUOTA, or NEARFLASH_PASSTHROUGH_BYTES if the memory is there"
 
 log = logging.getLogger("cachefs")
 
@@ -38,6 +41,8 @@ class OpenArgs:
     deadline: float | None
     stall: float
     """Seconds without any new chunk after which a wait without ``deadline`` ends."""
+    private: int | None = None
+    """Most bytes of the object that are kept in this process's memory past the cache (``None``: by what is free)."""
 
 
 class Attachment:
@@ -130,6 +135,7 @@ class RemoteShard(Shard):
     def _wait_for(self, start: int, end: int, watch: Watch) -> Attachment | PassThrough:
         while not (source := self._source).has(start, end):
             if isinstance(source, PassThrough):
+                self._require_memory(source.bytes_with(start, end))
                 source.ensure(start, end, until=watch.until)
             elif source.session is not self._session() or source.bits.superseded:
                 self._open(watch.until)
@@ -186,14 +192,20 @@ class RemoteShard(Shard):
         self.size = opened.size
         self.version = opened.version
         self._piece = opened.chunk_size
-        args = self._args
-        self._args = OpenArgs(args.url, opened.version, opened.size, args.deadline, args.stall)
+        self._args = replace(self._args, version=opened.version, size=opened.size)
 
     def _pass_through(self, reason: NearflashError) -> None:
         if self._session().first_warning(type(reason).__name__):
             log.warning("%s is read past the cache: %s", redact(self.url), reason.what)
         self._reason = reason.what
+        self._private = private_limit() if self._args.private is None else self._args.private
         self._replace(PassThrough(self.size, self._piece, self._fetch, self._session().clock))
+
+    def _require_memory(self, need: int) -> None:
+        if need > self._private:
+            size, most = human_bytes(self.size), human_bytes(self._private)
+            what = f"its {size} do not fit into the cache ({self._reason}), and past it {most} may be kept in memory"
+            raise CacheFull(what, url=self.url, hint=_MORE_ROOM)
 
     def _replace(self, source: Attachment | PassThrough) -> None:
         old = getattr(self, "_source", None)

@@ -15,12 +15,14 @@ import pytest
 from cachefs import protocol
 from cachefs.config import Settings
 from cachefs.connection import Connection
-from cachefs.errors import CacheError
+from cachefs.errors import CacheError, CacheFull
+from cachefs.limits import private_limit
 from cachefs.maps import private_map
 from cachefs.passthrough import PassThrough
 from cachefs.remote import OpenArgs, RemoteShard
 from cachefs.session import Session
 
+PIECE = 1 << 16
 OUT = r"too many open files.*\(raise ulimit -n\)"
 
 
@@ -86,6 +88,44 @@ def test_a_session_without_descriptors_says_so(tmp_path: Path) -> None:
 def test_a_map_that_the_system_refuses_is_one_line_that_names_the_object() -> None:
     with open(os.devnull) as null, pytest.raises(CacheError, match=r"s3://b/k: .* while mapping it"):
         private_map(null.fileno(), 1 << 62, "s3://b/k")
+
+
+class PastTheCache(Session):
+    """A daemon whose cache is full; it sends whatever is asked for."""
+
+    def call(self, *args: object, **more: object) -> tuple[protocol.Reply, list[int]]:
+        return protocol.Opened(1 << 40, "v", PIECE, reason="the quota is 1 GiB", kind="CacheFull"), []
+
+    def exchange(self, *args: object, **more: object) -> None:
+        pass
+
+
+def test_an_object_past_the_cache_takes_a_bounded_part_of_the_memory(tmp_path: Path) -> None:
+    session = PastTheCache(Settings(tmp_path, tmp_path / "s.sock"))
+    for private in (2 * PIECE, None):
+        shard = RemoteShard(lambda: session, OpenArgs("s3://b/k", None, None, None, 1.0, private))
+        with pytest.raises(CacheFull, match=r"s3://b/k: its 1\.0 TiB do not fit .*1 GiB.* \(raise NEARFLASH_QUOTA, or"):
+            shard.view()
+        assert os.fstat(shard.fileno()).st_blocks == 0
+        shard.wait(0, 1)
+        shard.wait(PIECE, PIECE + 1)
+        shard.wait(0, 2 * PIECE)
+        if private is not None:
+            with pytest.raises(CacheFull, match=r"128\.0 KiB may be kept in memory"):
+                shard.wait(5 * PIECE, 5 * PIECE + 1)
+        shard.close()
+
+
+def test_the_usual_bound_goes_by_the_memory_that_is_available(tmp_path: Path) -> None:
+    for text, limit in (
+        ("MemTotal: 64000000 kB\nMemAvailable:    4096 kB\n", 2048 << 10),
+        ("MemAvailable: 999999999 kB\n", 16 << 30),
+        ("MemTotal: 5 kB\n", 16 << 30),
+    ):
+        (tmp_path / "meminfo").write_text(text)
+        assert private_limit(str(tmp_path / "meminfo")) == limit
+    assert private_limit(str(tmp_path / "none")) == 16 << 30
+    assert 0 < private_limit() <= 16 << 30
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs a list of open files")
