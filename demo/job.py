@@ -114,6 +114,13 @@ class Job:
         failure.output = "\n".join(text[-25:])
         return failure
 
+    def left(self, *, deadline: float) -> int:
+        """How many of the job's processes are still there; looks until there is none, at most ``deadline`` seconds."""
+        end = time.monotonic() + deadline
+        while (found := len(self.mark.processes())) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+        return found
+
     def kill(self) -> int:
         """SIGKILL torchrun, ranks, workers and the node daemon they started. Returns how many processes died.
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .checks import Check, Evidence, Ranks, epoch_two, resumed_from
+from .checks import Check, Evidence, Ranks, epoch_two, resumed_from, same_losses
 from .picture import Curves
 from .plan import RANKS
 from .traffic import between, of_keys
@@ -33,7 +33,7 @@ def shard_bytes(e: Evidence) -> dict[str, list[int]]:
     return found
 
 
-def curves(e: Evidence, *, identical: bool) -> Curves:
+def curves(e: Evidence) -> Curves:
     """What the picture draws."""
     origin = shard_bytes(e)
     return Curves(
@@ -45,7 +45,7 @@ def curves(e: Evidence, *, identical: bool) -> Curves:
         bytes_reference=origin["uninterrupted"],
         bytes_killed=origin["killed"],
         shard_bytes=sum(e.shards.values()),
-        identical=identical,
+        identical=same_losses(e),
     )
 
 

@@ -80,10 +80,6 @@ class Stage:
         """The newest step that the run has committed; 0 for none."""
         return committed(self.proxy.requests, CHECKPOINTS, f"{run.name}/")
 
-    def left(self) -> int:
-        """Processes of any job that are still there."""
-        return sum(len(job.mark.processes()) for job in self.jobs)
-
     def stop(self) -> None:
         """Kill every job's processes. Idempotent."""
         for job in self.jobs:

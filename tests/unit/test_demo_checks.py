@@ -119,7 +119,7 @@ WRONG: dict[str, tuple[Callable[[Evidence], Evidence], set[str]]] = {
     "a checkpoint is damaged": (lambda e: replace(e, damaged=["step 12"]), {"verifies"}),
     "the last checkpoint is missing": (lambda e: replace(e, verified=[12]), {"verifies"}),
     "there is too little text": (lambda e: replace(e, plan=replace(e.plan, least_bytes=601)), {"real text"}),
-    "a process is left": (lambda e: replace(e, left=1), {"left behind"}),
+    "a process is left": (lambda e: replace(e, left=1), {"no process"}),
 }
 
 

@@ -92,6 +92,14 @@ def test_a_job_that_ends_too_early_is_a_failure(tmp_path: Path) -> None:
         running.until(9, quiet, patience=30)
 
 
+def test_left_counts_what_is_still_there(tmp_path: Path) -> None:
+    with job(tmp_path, steps=2, pause=60) as running:
+        running.until(1, quiet, patience=30)
+        assert running.left(deadline=0.0) == 1
+        running.kill()
+        assert running.left(deadline=10.0) == 0
+
+
 def test_a_job_that_hangs_is_a_failure(tmp_path: Path) -> None:
     with job(tmp_path, steps=2, pause=60) as running, pytest.raises(JobFailed, match="made no step for 3 s"):
         running.finish(quiet, patience=3)
