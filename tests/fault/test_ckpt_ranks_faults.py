@@ -114,7 +114,7 @@ def test_a_missing_rank_is_named_and_the_next_save_works() -> None:
         return failure, store.steps()
 
     results = values(
-        run_job(WORLD, work, lambda rank: model.storage(f"rank{rank}"), timeouts=Timeouts(rank=1.0, save=30))
+        run_job(WORLD, work, lambda rank: model.storage(f"rank{rank}"), timeouts=Timeouts(rank=3.0, save=60))
     )
     for rank, (failure, steps) in enumerate(results):
         assert steps == [1, 3]
@@ -134,7 +134,7 @@ def test_a_rank_that_dies_while_it_writes_is_named() -> None:
         store.save(1, state(1, rank), per_rank=True)
 
     storage = lambda rank: model.storage(f"rank{rank}", hook(rank))  # noqa: E731
-    results = errors(run_job(3, work, storage, timeouts=Timeouts(rank=1.0)))
+    results = errors(run_job(3, work, storage, timeouts=Timeouts(rank=3.0)))
     assert isinstance(results[0], RankFailed) and isinstance(results[2], RankFailed)
     assert "rank 1" in str(results[0])
     assert not [key for key in model.objects if "manifest" in key and b'"kind":"checkpoint"' in model.objects[key]]

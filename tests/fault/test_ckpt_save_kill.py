@@ -61,11 +61,18 @@ def forked(work, *args):
         traceback.print_exc()
         os._exit(1)
 
-began = time.monotonic()
-with CheckpointStore(url + "-paced") as store:
-    for step in range(1, 4):
-        store.save(step, state(step))
-typical = (time.monotonic() - began) / 3
+def pace(pipe):
+    with CheckpointStore(url + "-paced") as store:
+        store.save(1, state(1))
+        began = time.monotonic()
+        for step in range(2, 4):
+            store.save(step, state(step))
+        os.write(pipe, str((time.monotonic() - began) / 2).encode())
+
+# This process opens no store itself: clients of object stores do not survive a fork at their best.
+source, sink = os.pipe()
+assert os.waitpid(forked(pace, sink), 0)[1] == 0
+typical = float(os.read(source, 100))
 acknowledged, lucky = 0, 0
 for number in range(rounds):
     source, sink = os.pipe()
