@@ -68,8 +68,6 @@ class Index:
         self.live: OrderedDict[str, Slot] = OrderedDict()
         self.dying: dict[tuple[Place, str], Slot] = {}
         self.creating: set[str] = set()
-        self.blocked: set[str] = set()
-        """Names whose files on disk are not ours to use: neither read nor overwritten."""
         self.closed = False
 
     def require_open(self) -> None:
@@ -107,7 +105,6 @@ class Index:
         """The slot's files turned out not to be ours: leave them alone, but count their space."""
         if self.is_live(slot):
             del self.live[slot.name]
-            self.blocked.add(slot.name)
             self.ledger.ignore(slot.charge)
 
     def pin(self, slot: Slot) -> None:

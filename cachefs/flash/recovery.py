@@ -95,8 +95,8 @@ def decide(listing: Listing) -> Verdict:
     return Verdict(tuple(kept), tuple(leftovers))
 
 
-def list_tree(layout: Layout, ops: FileOps) -> tuple[Listing, set[str]]:
-    """The directories' content, and the names that are of an unknown format and hence left out of it.
+def list_tree(layout: Layout, ops: FileOps) -> tuple[Listing, int]:
+    """The directories' content, and the bytes on disk of the names that are left out of it: their format is unknown.
 
     Sidecars that belong to no data file are opened to tell our leftovers from files of another format version; all
     others are not read.
@@ -105,11 +105,10 @@ def list_tree(layout: Layout, ops: FileOps) -> tuple[Listing, set[str]]:
     foreign: set[str] = set()
     for place, pairs in ((Place.ENTRIES, entries), (Place.FILLING, filling)):
         foreign |= {n for n, p in pairs.items() if p.meta and not p.data and _is_foreign(layout, ops, place, n)}
-    for name in foreign:
-        entries.pop(name, None)
-        filling.pop(name, None)
+    left_out = [p for name in foreign for pairs in (entries, filling) if (p := pairs.pop(name, None))]
+    left_out_bytes = sum(found.disk_bytes for p in left_out for found in (p.data, p.meta) if found)
     dying = tuple(f for f in ops.list_files(layout.fd(Place.DYING)) if dying_serial(f.name) is not None)
-    return Listing(entries, filling, dying), foreign
+    return Listing(entries, filling, dying), left_out_bytes
 
 
 def next_serial(listing: Listing) -> int:

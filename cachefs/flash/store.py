@@ -230,11 +230,12 @@ class FlashStore:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _recover(self, quota: int | None) -> None:
-        listing, foreign = recovery.list_tree(self._parts.layout, self._parts.ops)
+        listing, foreign_bytes = recovery.list_tree(self._parts.layout, self._parts.ops)
         verdict = recovery.decide(listing)
         self._space.next_serial = recovery.next_serial(listing)
         index = self._parts.index
-        index.blocked |= foreign
+        index.ledger.charge(foreign_bytes)
+        index.ledger.ignore(foreign_bytes)
         for kept in verdict.kept:
             charge = kept.data.disk_bytes + kept.meta.disk_bytes
             if kept.place is Place.FILLING:

@@ -689,6 +689,19 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     assert foreign() == before
 
 
+def test_foreign_files_among_ours_count_in_the_quota_from_the_start(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        used = store.usage().used
+    meta = tmp_path / TREE / "entries" / f"{'1' * 40}.meta"
+    meta.write_bytes(b"NFSIDECR" + (9).to_bytes(4, "little") + bytes(100_000))
+    with open_store(tmp_path) as store:
+        assert store.usage().used == used + meta.stat().st_blocks * 512
+        assert store.usage().entries == 0
+    meta.unlink()
+    with open_store(tmp_path) as store:
+        assert store.usage().used == used
+
+
 def test_a_file_in_the_way_is_not_replaced(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     obstacles = [tmp_path / TREE / "entries" / f"{A.key.name}.meta", tmp_path / TREE / "filling" / f"{B.key.name}.data"]
