@@ -11,12 +11,14 @@ import contextlib
 import math
 import os
 import selectors
+import site
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -24,6 +26,7 @@ from .clock import SYSTEM_CLOCK, Clock
 from .cloudvars import belongs_to_a_client
 from .config import Settings, environment
 from .errors import ConfigError, DaemonUnavailable
+from .limits import SCARCE
 from .protocol import Failed
 
 _OWN = frozenset({"origin", "autostart", "passthrough_bytes"})
@@ -110,9 +113,22 @@ def daemon_environment(settings: Settings, environ: Mapping[str, str]) -> dict[s
             env.pop(name, None)
         elif value is not None:
             env[name] = str(value)
-    package_home = str(Path(__file__).resolve().parent.parent)
-    env["PYTHONPATH"] = os.pathsep.join(p for p in (package_home, environ.get("PYTHONPATH")) if p)
+    installed = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    path = python_path(Path(__file__).resolve().parent.parent, map(Path, installed), environ.get("PYTHONPATH"))
+    if path:
+        env["PYTHONPATH"] = path
     return env
+
+
+def python_path(home: Path, installed: Iterable[Path], inherited: str | None) -> str | None:
+    """The ``PYTHONPATH`` with which a fresh Python finds the package in ``home``.
+
+    Where it looks anyway, in a place for installed packages, the variable stays as it is: what it names comes before
+    the standard library, and an installed package may bear the name of one of its modules.
+    """
+    if home in {place.resolve() for place in installed}:
+        return inherited
+    return os.pathsep.join(p for p in (str(home), inherited) if p)
 
 
 def make_runtime_dir(folder: Path) -> None:
@@ -146,7 +162,7 @@ def crowd_lock(settings: Settings, clock: Clock = SYSTEM_CLOCK, *, until: float 
         yield
         return
     make_runtime_dir(settings.socket.parent)
-    with open(f"{settings.socket}.start", "ab") as file:
+    with _open_lock(f"{settings.socket}.start") as file:
         deadline = min(clock.monotonic() + _CROWD_WAIT, until)
         while clock.monotonic() < deadline:
             try:
@@ -154,10 +170,22 @@ def crowd_lock(settings: Settings, clock: Clock = SYSTEM_CLOCK, *, until: float 
                 break
             except BlockingIOError:
                 clock.sleep(0.01)
+            except OSError:
+                break  # a file system without locks: everybody tries
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile shares the open file and would keep the lock
+            with contextlib.suppress(OSError):  # likewise
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile shares the open file and would keep it
+
+
+def _open_lock(path: str) -> BinaryIO:
+    try:
+        return open(path, "ab")
+    except OSError as e:
+        if e.errno in SCARCE:
+            raise
+        raise ConfigError(f"cannot be used to start the daemon: {e.strerror}", url=path, hint=_PLACE) from e
 
 
 def _read_report(reader: int, deadline: float, clock: Clock) -> Started | None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.client import Client
 from cachefs.config import Origin, Settings
 from cachefs.connection import Lost
 from cachefs.errors import CacheError, ConfigError, DaemonUnavailable, DeadlineExceeded, NearflashError
-from cachefs.launch import crowd_lock, daemon_environment, make_runtime_dir, start_daemon
+from cachefs.launch import crowd_lock, daemon_environment, make_runtime_dir, python_path, start_daemon
 from cachefs.maps import private_map
 from cachefs.passthrough import PassThrough
 from cachefs.progress import byte_bar, human_bytes
@@ -22,6 +23,8 @@ from cachefs.protocol import Open
 from cachefs.remote import OpenArgs, Watch
 from cachefs.selection import select
 from cachefs.session import Session
+from cachefs.stopping import stop_and_wait
+from cachefs.testing.clock import ManualClock
 
 
 def settings_in(folder: Path, **changes: object) -> Settings:
@@ -218,6 +221,52 @@ def test_one_client_starts_the_daemon_while_others_wait(tmp_path: Path) -> None:
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
+
+
+def test_a_lock_that_cannot_be_made_is_one_line_with_the_way_out(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    make_runtime_dir(settings.socket.parent)
+    Path(f"{settings.socket}.start").mkdir()
+    says = r"s\.sock\.start: cannot be used to start .* \(set NEARFLASH_SOCKET"
+    with pytest.raises(ConfigError, match=says), crowd_lock(settings):
+        raise AssertionError("not reached")
+
+
+def test_installed_packages_never_come_before_the_standard_library(tmp_path: Path) -> None:
+    packages, link = tmp_path / "site-packages", tmp_path / "link"
+    packages.mkdir()
+    link.symlink_to(packages)
+    assert python_path(packages, [Path("/other"), link], None) is None
+    assert python_path(packages, [link], "/mine") == "/mine"
+    assert python_path(tmp_path, [link], None) == str(tmp_path)
+    assert python_path(tmp_path, [link], "/mine") == f"{tmp_path}{os.pathsep}/mine"
+
+
+class StoppingClient(Client):
+    """Its daemon answers as often as ``answers`` says, once it was told to stop."""
+
+    def __init__(self, settings: Settings, answers: float) -> None:
+        super().__init__(settings)
+        self.answers = answers
+
+    def stop_daemon(self) -> None:
+        pass
+
+    def stats(self) -> dict[str, float | int | str | None]:
+        self.answers -= 1
+        if self.answers < 0:
+            raise DaemonUnavailable("gone")
+        return {}
+
+
+def test_stopping_waits_for_the_end_and_not_for_ever(tmp_path: Path) -> None:
+    clock = ManualClock()
+    began = clock.monotonic()
+    assert stop_and_wait(StoppingClient(settings_in(tmp_path), 10), clock)
+    assert clock.monotonic() - began == pytest.approx(0.5)
+    with pytest.raises(DeadlineExceeded, match="still answers after 20 s"):
+        stop_and_wait(StoppingClient(settings_in(tmp_path), float("inf")), clock)
+    assert clock.monotonic() - began < 21
 
 
 def test_a_daemon_that_reports_nothing_is_an_error_with_a_way_out(tmp_path: Path) -> None:
