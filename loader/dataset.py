@@ -30,7 +30,7 @@ from .reading import Reading
 from .samples import Transform
 from .sources import Source
 from .state import MOST
-from .workers import find_worker
+from .workers import Worker, find_worker
 
 if TYPE_CHECKING:
     from cachefs.client import Client
@@ -112,6 +112,7 @@ class ShardDataset(IterableDataset[Any]):
         )
         self._definition = Definition(options, client)
         self._cell = EpochCell()
+        self._iterations = 0  # how many iterators were made of it here, and where it was copied from
         self._claim: Start | None = None
         self._progress: Progress | None = None
         self._worker_first = 0  # loaded in this worker: the batch of its next pass at which it goes on
@@ -138,17 +139,27 @@ class ShardDataset(IterableDataset[Any]):
 
     def claim_pass(self) -> Start:
         """Let the next pass be this process's: it is begun, whether or not it is ever read."""
+        self._iterations += 1
+        return self._begin()
+
+    def _begin(self) -> Start:
         self._cell.own()
-        self._claim = self._cell.begin(find_worker())
+        self._claim = self._cell.begin(self._worker())
         return self._claim
+
+    def _worker(self, ahead: int = 0) -> Worker | None:
+        worker = find_worker()
+        return None if worker is None else worker.in_iteration(self._iterations + ahead)
 
     def begin_pass(self, claim: Start | None = None) -> Reading:
         """The pass that was claimed, else the next one, to be read by this process.
 
         What iterating this data set or its batches uses.
         """
-        if claim is None or claim.generation != self._cell.next_pass().generation:
-            claim = self.claim_pass()  # a state or an epoch was set after the iterator was made
+        if claim is None:
+            claim = self.claim_pass()
+        elif claim.generation != self._cell.next_pass().generation:
+            claim = self._begin()  # a state or an epoch was set after the iterator was made
         first, self._worker_first = self._worker_first, 0
         reading = Reading(self._definition, self._cell, claim, worker=find_worker(), first=first)
         self._progress = reading.progress
@@ -236,13 +247,22 @@ class ShardDataset(IterableDataset[Any]):
         base = base_from_dict(self._definition, state)
         cell = self._cell
         if worker is not None:
-            read = self._progress is not None and self._progress.start == self._claim
-            cell.adopt(base, worker, None if read else self._claim)
+            self._adopt(base)
             self._worker_first = first
         else:
             cell.own()
             cell.write(base)
         self._progress = None
+
+    def _adopt(self, base: Base) -> None:
+        """In a DataLoader worker: the state counts for the pass it has begun and not read from, else for its next."""
+        now, then, claim, progress = self._worker(), self._worker(1), self._claim, self._progress
+        assert now is not None and then is not None
+        read = progress is not None and progress.start == claim
+        if claim is not None and not read and self._cell.has_begun(claim, now):
+            self._cell.adopt(base, now, claim)
+        else:
+            self._cell.adopt(base, then, None)
 
     def state_at(self, batches: int) -> dict[str, Any]:
         """The state after ``batches`` batches, counted over epochs from the last ``load_state_dict`` or ``set_epoch``

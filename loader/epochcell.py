@@ -11,10 +11,11 @@ How far a pass got plays no part: workers run ahead of the user by an amount tha
 tells the owner which batch DataLoader has handed out last. So all ranks that begin equally many passes read the same
 epoch, also where they broke a pass off.
 
-All workers of one iteration of a DataLoader begin one pass, each when it gets to it. A worker joins the pass that the
-others of its iteration have begun; it knows them by what DataLoader gives to all of them (``Worker.team``), and it
-begins a new one if it finds its own mark there already, from the iteration before. DataLoader's workers mark a pass
-when they are started, before they read.
+All workers of one iteration of a DataLoader begin one pass, each when it gets to it, which may be after others have
+begun the one behind it. A worker joins the pass that its team has begun: ``Worker.team`` follows from what DataLoader
+gives to all workers of an iterator, and from how many iterations they have seen. A user may seed several iterators
+alike; so a worker that finds its own mark there already, from a process before it, begins a new pass. DataLoader's
+workers mark a pass when they are started or sent into the next one, before they read.
 
 A process that inherits a cell (``fork``, or a data set sent to a spawned process) and is no DataLoader worker makes it
 its own, before it reads, marks or has workers.
@@ -125,7 +126,7 @@ class EpochCell:
         generation = int(self._head[_GENERATION])
         own = int(self._marks[_BEGUN, _place(worker)])
         others = any(_matches(mark, generation) and _team(mark) != worker.team for mark in self._marks[_BEGUN].tolist())
-        fresh = unread is not None and unread.number == 0 and own == _mark(unread, worker.team)
+        fresh = unread is not None and unread.number == 0
         if self.base() != base or others or (_matches(own, generation) and not fresh):
             self._store(base)
             self._head[_GENERATION] = generation + 1  # the same number, whichever worker writes it
@@ -177,6 +178,10 @@ class EpochCell:
         # One aligned 8-byte store: another process sees the old mark or the new one.
         self._marks[_BEGUN, place] = _mark(start, team)
         return start
+
+    def has_begun(self, start: Start, worker: Worker) -> bool:
+        """Whether that pass was begun by this worker in this iteration."""
+        return int(self._marks[_BEGUN, _place(worker)]) == _mark(start, worker.team)
 
     def is_latest(self, start: Start) -> bool:
         """Whether no other pass was begun, and no base set, since that one began."""

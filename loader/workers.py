@@ -9,11 +9,13 @@ import multiprocessing
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cachefs.config import rank_environment
 from cachefs.errors import ConfigError
+
+_TEAMS = 0xFFFFFF
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,16 @@ class Place:
 class Worker:
     """One of ``count`` processes that read for one rank: worker w takes batches w, w + count, ... of a pass.
 
-    ``team``: a number of 24 bits, not 0, that the workers of one DataLoader iterator have in common.
+    ``team``: a number of 24 bits, not 0, that the workers of one iteration of a DataLoader have in common.
     """
 
     index: int
     count: int
     team: int = 1
+
+    def in_iteration(self, number: int) -> Worker:
+        """This worker in that iteration, of the many that one which persists takes part in."""
+        return replace(self, team=(self.team + number * self.count) % _TEAMS + 1)
 
 
 ALONE = Worker(0, 1)
@@ -95,4 +101,4 @@ def find_worker() -> Worker | None:
     if info is None:
         return None
     common = info.seed - info.id  # what DataLoader draws once for all workers of an iterator
-    return Worker(info.id, info.num_workers, zlib.crc32(f"{common} {info.num_workers}".encode()) & 0xFFFFFF or 1)
+    return Worker(info.id, info.num_workers, zlib.crc32(f"{common} {info.num_workers}".encode()) % _TEAMS + 1)

@@ -41,15 +41,26 @@ class TestCell:
             assert {(start.epoch, start.position) for start in starts} == {(3 + number, 0 if number else 10)}
             assert cell.next_pass().epoch == 4 + number
 
-    def test_workers_that_stay_begin_every_pass_together(self) -> None:
+    @given(st.integers(1, 4), st.integers(1, 6), st.data())
+    def test_workers_that_stay_begin_every_pass_together(self, count: int, passes: int, data: st.DataObject) -> None:
+        """Though a quick one may be sent into later passes before a slow one has begun this one."""
         cell = EpochCell()
-        workers = team(9, 3)
-        for epoch in range(4):
-            assert begin(cell, workers[epoch % 3 :] + workers[: epoch % 3]) == [epoch] * 3
-        assert cell.begin(None).epoch == 4
-        assert begin(cell, workers) == [5, 5, 5]
-        assert begin(cell, team(70, 2)) == [6, 6]
-        assert begin(cell, workers) == [7, 7, 7]
+        at = [0] * count
+        begun: dict[int, set[int]] = {}
+        while min(at) < passes:
+            index = data.draw(st.sampled_from([i for i in range(count) if at[i] < passes]))
+            worker = Worker(index, count, 9).in_iteration(at[index])
+            begun.setdefault(at[index], set()).add(cell.begin(worker).epoch)
+            at[index] += 1
+        assert begun == {number: {number} for number in range(passes)}
+
+    def test_others_may_begin_passes_in_between(self) -> None:
+        cell = EpochCell()
+        assert [cell.begin(worker.in_iteration(0)).epoch for worker in team(9, 3)] == [0, 0, 0]
+        assert cell.begin(None).epoch == 1
+        assert [cell.begin(worker.in_iteration(1)).epoch for worker in team(9, 3)] == [2, 2, 2]
+        assert begin(cell, team(70, 2)) == [3, 3]
+        assert [cell.begin(worker.in_iteration(2)).epoch for worker in team(9, 3)] == [4, 4, 4]
 
     def test_iterations_that_are_open_at_one_time_stay_apart(self) -> None:
         cell = EpochCell()
