@@ -65,8 +65,9 @@ CheckpointStore(sys.argv[1]).save_async(1, {"x": torch.ones(1 << 20)})
 
 def test_an_interrupt_while_waiting_ends_the_program_and_leaves_the_save_whole(tmp_path: Path) -> None:
     script = """
-import _thread, sys, threading, torch
+import _thread, signal, sys, threading, torch
 from ckptstore import CheckpointStore
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is born with it ignored
 with CheckpointStore(sys.argv[1]) as store:
     store.save(1, {"x": torch.ones(1 << 18)})
     threading.Timer(0.01, _thread.interrupt_main).start()
