@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from .client import Client
@@ -50,21 +51,38 @@ def warm(client: Client, items: list[ObjectStat], advance: Callable[[int], None]
         raise CacheFull(what, url=items[0].url, hint="raise the quota or warm fewer")
     report = WarmReport()
 
-    def one(item: ObjectStat) -> NearflashError | None:
+    # Daemon threads, not a pool: an interrupt ends the command at once, whatever they are still waiting for.
+    todo: queue.SimpleQueue[tuple[int, ObjectStat] | None] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+    for entry in (*enumerate(items), *[None] * _PARALLEL):
+        todo.put(entry)
+    for _ in range(min(_PARALLEL, len(items))):
+        threading.Thread(target=_work, args=(client, todo, done, advance), daemon=True).start()
+    ended = sorted((done.get() for _ in items), key=lambda pair: pair[0])
+    for number, error in ended:
+        if error is None:
+            report.objects += 1
+            report.bytes += items[number].size
+        elif isinstance(error, NearflashError):
+            report.failures.append(error)
+        else:
+            raise error
+    return report
+
+
+def _work(
+    client: Client,
+    todo: queue.SimpleQueue[tuple[int, ObjectStat] | None],
+    done: queue.SimpleQueue[tuple[int, BaseException | None]],
+    advance: Callable[[int], None],
+) -> None:
+    while (entry := todo.get()) is not None:
+        number, item = entry
         try:
             _bring(client, item, advance)
-        except NearflashError as e:
-            return e
-        return None
-
-    with ThreadPoolExecutor(min(_PARALLEL, max(1, len(items)))) as pool:
-        for item, error in zip(items, pool.map(one, items), strict=True):
-            if error is None:
-                report.objects += 1
-                report.bytes += item.size
-            else:
-                report.failures.append(error)
-    return report
+            done.put((number, None))
+        except BaseException as e:  # noqa: BLE001 - raised again in the thread that waits
+            done.put((number, e))
 
 
 def _bring(client: Client, item: ObjectStat, advance: Callable[[int], None]) -> None:

@@ -60,6 +60,10 @@ class ListeningSocket:
         self._inode = -1
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        if not _replaceable(self._path):
+            self.sock.close()
+            what = "is in the way of the daemon's socket and is not one"
+            raise ConfigError(what, url=str(self._path), hint="set NEARFLASH_SOCKET to another path")
         with contextlib.suppress(FileNotFoundError):
             fresh.unlink()
         try:
@@ -97,3 +101,11 @@ class ListeningSocket:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.disappear()
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether a socket may take this path: nothing is there, or what a former daemon left."""
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:  # nothing there; or the path cannot be used, which binding meets as well and names
+        return True
