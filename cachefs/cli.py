@@ -189,12 +189,18 @@ def ls(url: str | None, recursive: bool, cache_dir: str | None, as_json: bool, *
     """List a folder's objects, with how much of each is cached. Without URL, what is in the cache."""
     import json
 
+    from .objstore.url import parse_url
+
     with _client(cache_dir, **origin) as client:
         if url is None:
             entries = [{name: getattr(e, name) for name in e.__struct_fields__} for e in client.entries()]
             rows = sorted(entries, key=lambda entry: str(entry["url"]))
         else:
             rows = [dataclasses.asdict(item) for item in client.list(url, delimiter=not recursive, cached=True)]
+            target = parse_url(url)
+            if not rows and target.key and not target.is_local:
+                found = client.stat(url)  # one object, an empty folder's marker, or NotFound
+                rows = [] if target.key.endswith("/") else [dataclasses.asdict(found)]
     if as_json:
         click.echo(json.dumps(rows))
         return

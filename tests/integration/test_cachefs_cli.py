@@ -115,6 +115,10 @@ def test_output_for_people(here: Node, bucket: str) -> None:
         ["1000", "100%", f"s3://{bucket}/d/b.bin"],
         [f"s3://{bucket}/d/e/"],
     ]
+    [line] = cachefs("ls", f"s3://{bucket}/top", env=env).stdout.splitlines()
+    assert line.split() == ["500", "0%", f"s3://{bucket}/top"]
+    for missing in (f"s3://{bucket}/nope", f"s3://{bucket}/nope/"):
+        assert missing in cachefs("ls", missing, env=env, code=1).stderr
     text = cachefs("status", env=env).stdout
     assert "running" in text
     assert "MiB" in text
