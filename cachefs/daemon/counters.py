@@ -1,4 +1,4 @@
-"""The counters of a daemon that its users read by name: all of them are there from the start."""
+"""The counters and gauges of a daemon that its users read by name: all of them are there from the start."""
 
 from __future__ import annotations
 
@@ -31,4 +31,5 @@ COUNTERS = (
     "prefetch_bypassed",
     "prefetch_dropped",
     "prefetch_failures",
+    "prefetch_queued",
 )

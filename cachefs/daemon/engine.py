@@ -28,25 +28,6 @@ from .transfers import Transfers
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-COUNTERS = (
-    "fill_bytes",
-    "fill_failures",
-    "fills",
-    "flash_evicted",
-    "open_bypasses",
-    "open_hits",
-    "open_misses",
-    "origin_get_bytes",
-    "origin_gets",
-    "origin_heads",
-    "origin_lists",
-    "origin_requests",
-    "origin_retries",
-    "pass_through_bytes",
-    "prefetch_failures",
-    "prefetch_queued",
-)
-"""Counters that are shown from the start, at 0."""
 MOST_FETCH = 64 << 20
 """Bytes that one read past the cache may ask for."""
 
@@ -211,7 +192,7 @@ class Engine:
 
     async def stats(self) -> dict[str, float | int | str | None]:
         """Counters, gauges and the use of the disk in bytes."""
-        values: dict[str, float | int | str | None] = {**dict.fromkeys(COUNTERS, 0), **self._metrics.snapshot()}
+        values: dict[str, float | int | str | None] = {**self._metrics.snapshot()}
         values["fills_running"] = len(self.fetcher)
         values["idle_timeout_seconds"] = self._settings.idle_timeout
         usage = await self._disk.usage()

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..clock import SYSTEM_CLOCK, Clock
 from ..config import Origin, Settings
+from ..daemon.counters import COUNTERS
 from ..daemon.disk import Disk
 from ..daemon.engine import Engine, Opening
 from ..daemon.log import Log
@@ -102,7 +103,7 @@ async def engine_box(
     ``choose`` gives another store to some origins.
     """
     settings = box_settings(cache_dir, **changes)
-    metrics = Metrics()
+    metrics = Metrics(COUNTERS)
     log = Log(cache_dir, clock)
     disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, ops=ops), clock, log)
 
