@@ -104,12 +104,11 @@ def _serve_detached(settings: Settings, report_fd: int) -> NoReturn:
 
 def _serve(settings: Settings, report_fd: int | None) -> NoReturn:
     """Be the daemon and end. With ``report_fd`` for the one who waits there, else for whoever reads standard error."""
-    from .cloudvars import belongs_to_a_client
+    from .config import forget_client_variables
     from .daemon.lifecycle import run
     from .launch import Started, write_report
 
-    for name in filter(belongs_to_a_client, list(os.environ)):
-        del os.environ[name]  # a client that sends no key or endpoint shall not get those of whoever started us
+    forget_client_variables()  # a client that sends no key or endpoint shall not get those of whoever started us
 
     def ready(report: Started) -> None:
         if report_fd is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .cloudvars import carried
+from .cloudvars import belongs_to_a_client, carried
 from .errors import ConfigError
 from .hashing import name_digest
 from .redaction import redact
@@ -253,3 +253,9 @@ def _read_toml(env: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise ConfigError(f"cannot be read: {e}", url=str(path)) from e
     return "", {}
+
+
+def forget_client_variables() -> None:
+    """Remove one client's accounts, keys and endpoints from this process's environment: for one that serves many."""
+    for name in filter(belongs_to_a_client, list(os.environ)):
+        del os.environ[name]
