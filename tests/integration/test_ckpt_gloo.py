@@ -55,7 +55,7 @@ def save():
     with ckptstore.CheckpointStore(url) as store:
         saving = store.save_async(5, state)
         beat = torch.ones(1)
-        while not saving.done():  # the job's own collectives go on meanwhile
+        while True:  # the job's own collectives go on meanwhile; all ranks leave in the same round
             dist.all_reduce(beat)
             flag = torch.tensor([float(saving.done())])
             dist.all_reduce(flag)

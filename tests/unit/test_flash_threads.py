@@ -50,7 +50,8 @@ def test_many_threads_want_more_than_fits(tmp_path: Path) -> None:
             while not stop.is_set():
                 usage = store.usage()
                 assert usage.used <= QUOTA
-                assert disk_usage(tmp_path) <= QUOTA
+                # a walk is no snapshot: it may count an entry that goes and, later on its way, what took its place
+                assert min(disk_usage(tmp_path) for _ in range(3)) <= QUOTA
                 store.drop_dying()
                 looks += 1
             return looks
@@ -77,6 +78,7 @@ def test_many_threads_want_more_than_fits(tmp_path: Path) -> None:
             assert watcher.result(10) > 0
         assert served > 100
         assert store.usage().dying == 0 and store.fault is None
+        assert disk_usage(tmp_path) <= QUOTA  # nothing moves now
         assert all(info.leases == 0 for info in store.entries())
 
 
