@@ -1,9 +1,4 @@
-"""Mapped shards: who owns the memory that samples point into, and how much of it is open at a time.
-
-Ownership. ``Shard.view()`` gives a memoryview that owns a private, writable mapping; every array below is a view whose
-base chain ends there, so a mapping lives as long as the last sample cut from it and nothing is ever unmapped by hand.
-Closing a shard here gives back its lease and descriptors only. Compressed shards are decompressed to private memory,
-with the same ownership.
+"""The open shards of a pass: how much is open at a time, and what is remembered of those that were.
 
 Every pass over a data set uses a :class:`ShardPool` of its own, hence fresh mappings: what an earlier pass wrote into
 its samples is never seen again.
@@ -11,106 +6,21 @@ its samples is never seen again.
 
 from __future__ import annotations
 
-import mmap
-import sys
 from collections import OrderedDict
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from cachefs.errors import DataError, FormatError
-from cachefs.objstore.url import parse_url
 
-from .formats import Format, SampleIndex, WebDataset, detect
-from .formats.abc import Bytes
+from .formats import Format, SampleIndex
+from .opening import OpenShard, open_mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cachefs.client import Client, ObjectStat, Shard
+    from cachefs.client import Client, ObjectStat
 
 INDEX_BYTES = 64 << 20
 """Memory for sample indexes that are kept beyond the shards now open, per process."""
 PRIVATE_BYTES = 1 << 30
 """Memory for decompressed shards that are open at a time, per process; one is always allowed."""
-_POPULATE_MOST = 256 << 20
-_MADV_POPULATE_READ = 22
-
-
-def map_shard(shard: Shard, *, whole: bool = False) -> Bytes:
-    """All bytes of an open shard as one writable array over a fresh private mapping. Waits until they are there.
-
-    ``whole``: all of it is about to be read in small pieces, so its pages are mapped now in one call.
-    """
-    view = shard.view()
-    if whole and len(view) <= _POPULATE_MOST:
-        _populate(view)
-    return np.frombuffer(view, np.uint8)
-
-
-def _populate(view: memoryview) -> None:
-    """Map all pages for reading at once: a fault for each costs as much as copying a few kilobytes.
-
-    Nothing depends on it: a kernel before 5.14 refuses, and then the pages are mapped when they are touched.
-    """
-    memory = view.obj
-    if sys.platform == "linux" and isinstance(memory, mmap.mmap):
-        with suppress(OSError):
-            memory.madvise(_MADV_POPULATE_READ)
-
-
-@dataclass
-class OpenShard:
-    """One shard ready to read: ``format.read(source, index, i, url)``."""
-
-    url: str
-    format: Format
-    source: Any
-    index: SampleIndex
-    private_bytes: int
-    """What it takes besides the mapping: its decompressed bytes."""
-    handle: Shard
-    decoders: dict[str, Callable[[Any], Any] | None] = field(default_factory=dict)
-    """Memory of the decode step: what decodes each field of this shard."""
-
-    def close(self) -> None:
-        """Give back lease and descriptors; samples already handed out stay valid. Idempotent."""
-        self.handle.close()
-
-
-def open_mapped(
-    client: Client,
-    url: str,
-    format: Format | None = None,
-    *,
-    version: str | None = None,
-    size: int | None = None,
-    index: SampleIndex | None = None,
-    unpacked: int | None = None,
-) -> OpenShard:
-    """Open, map and index one shard.
-
-    ``format=None``: the bytes decide. With ``index`` that is taken instead of a new one; ``unpacked``: its
-    decompressed size, where that is known. Raises ``UnknownFormat``, ``FormatError``, or what the client raises.
-    """
-    handle = client.open(url, version=version, size=size)
-    try:
-        mapped = map_shard(handle, whole=format is not None and format.dense)
-        if format is None:
-            format = detect(mapped, url) or WebDataset()
-        data = format.unpack(mapped, url, limit=unpacked)
-        if index is None:
-            index = format.index(data, url)
-        private = 0 if data is mapped else data.nbytes
-        shard = OpenShard(url, format, format.source(data, index), index, private, handle)
-        if parse_url(url).is_local:
-            shard.close()  # there is no lease to keep, and a descriptor saved
-        return shard
-    except BaseException:
-        handle.close()
-        raise
 
 
 class IndexCache:
@@ -149,6 +59,8 @@ class Shards(Protocol):
     def samples(self, number: int) -> int: ...
 
     def unpacked(self, number: int) -> int | None: ...
+
+    def part(self, number: int) -> int | None: ...
 
 
 class ShardPool:
@@ -220,6 +132,7 @@ class ShardPool:
                 size=stat.size,
                 index=self._indexes.get(number),
                 unpacked=shards.unpacked(number),
+                part=shards.part(number),
             )
             if len(shard.index) != shards.samples(number):
                 shard.close()

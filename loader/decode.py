@@ -26,7 +26,7 @@ from cachefs.errors import ConfigError, FormatError
 if TYPE_CHECKING:
     import torch
 
-    from .buffers import OpenShard
+    from .opening import OpenShard
     from .sample import Sample
 
 Decoder: TypeAlias = Callable[[Any], Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,8 +19,10 @@ from cachefs.errors import DataError, EmptyDataset, FormatError, UnknownFormat
 from cachefs.hashing import name_digest
 from cachefs.shard import ObjectStat
 
-from .buffers import IndexCache, OpenShard, open_mapped
-from .formats import Format, Mds, WebDataset, detect, resolve
+from .buffers import IndexCache
+from .counting import OnError, Row, count_shards, detect_format
+from .formats import Format
+from .formats.registry import KINDS
 from .reader import DataWarning
 from .sources import Source, find_shards
 
@@ -28,10 +30,6 @@ if TYPE_CHECKING:
     from cachefs.client import Client
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
-OnError: TypeAlias = Literal["raise", "skip"]
-
-_AHEAD = 16
-"""Shards that are asked for ahead of the one that is being indexed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +51,14 @@ class Manifest:
     damaged: dict[int, DataError]
     skipped: int
     """Entries in the shards that belong to no sample (tar members without a key)."""
+    part_numbers: Int64s | None = None
+    """Which part of its object each shard is, ``-1`` for a whole one; ``None`` where all are whole."""
+
+    def part(self, number: int) -> int | None:
+        """Which part of its object the shard is; ``None``: all of it."""
+        if self.part_numbers is None or self.part_numbers[number] < 0:
+            return None
+        return int(self.part_numbers[number])
 
     def stat(self, number: int) -> ObjectStat:
         return self.shards[number]
@@ -69,13 +75,15 @@ class Manifest:
         return int(self.counts.sum())
 
     def to_bytes(self) -> bytes:
-        """All of it as msgpack, for :meth:`from_bytes`; of the format only the name."""
+        """All of it as msgpack, for :meth:`from_bytes`."""
         return msgspec.msgpack.encode(
             _Wire(
                 shards=[(stat.url, stat.size, stat.version) for stat in self.shards],
                 counts=self.counts.tolist(),
                 raw_sizes=None if self.raw_sizes is None else self.raw_sizes.tolist(),
                 format=self.format.name,
+                options=self.format.options(),
+                parts=None if self.part_numbers is None else self.part_numbers.tolist(),
                 digest=self.digest,
                 damaged=[
                     (number, type(e).__name__, e.what, e.url, e.offset, e.hint) for number, e in self.damaged.items()
@@ -85,11 +93,10 @@ class Manifest:
         )
 
     @classmethod
-    def from_bytes(cls, raw: bytes, format: Format | None) -> Manifest:
-        """What :meth:`to_bytes` wrote. ``format`` as the user gave it, else the one named is taken as it comes."""
+    def from_bytes(cls, raw: bytes, format: Format | None = None) -> Manifest:
+        """What :meth:`to_bytes` wrote. ``format`` as the user gave it, else the one that is named."""
         wire = msgspec.msgpack.decode(raw, type=_Wire)
-        chosen = format if format is not None else resolve(wire.format)
-        assert chosen is not None  # a name was written
+        chosen = format if format is not None else KINDS[wire.format].from_options(wire.options)
         return cls(
             shards=tuple(ObjectStat(*shard) for shard in wire.shards),
             counts=np.array(wire.counts, dtype=np.int64),
@@ -102,6 +109,7 @@ class Manifest:
                 for number, name, what, url, offset, hint in wire.damaged
             },
             skipped=wire.skipped,
+            part_numbers=None if wire.parts is None else np.array(wire.parts, dtype=np.int64),
         )
 
 
@@ -110,6 +118,8 @@ class _Wire(msgspec.Struct):
     counts: list[int]
     raw_sizes: list[int] | None
     format: str
+    options: dict[str, Any]
+    parts: list[int] | None
     digest: str
     damaged: list[tuple[int, str, str, str | None, int | None, str | None]]
     skipped: int
@@ -127,85 +137,33 @@ def build_manifest(
     and, unless ``on_error="skip"``, the first damaged shard's ``FormatError``.
     """
     found = find_shards(source, client, format)
-    shards = found.stats
-    counts = np.zeros(len(shards), dtype=np.int64)
-    damaged: dict[int, DataError] = {}
-    notes: list[str] = []
-    skipped = 0
-    if found.mds is not None:
-        format = Mds()
-        counts[:] = [row.samples for row in found.mds]
+    if format is None:
+        format = found.format
+    if format is None:
+        format = detect_format(found.stats, client, on_error)
+    if found.counts is not None:
+        rows = [Row(stat, count) for stat, count in zip(found.stats, found.counts, strict=True)]
+        if found.raw_sizes is not None:
+            rows = [row._replace(raw=raw) for row, raw in zip(rows, found.raw_sizes, strict=True)]
     else:
-        if format is None:
-            format = _detect(shards, client, on_error)
-        ahead = _Ahead(shards, client)
-        for number, stat in enumerate(shards):
-            try:
-                known = format.count(stat.size, stat.url)
-                if known is None:
-                    ahead.reach(number)
-                    with _opened(client, stat, format) as shard:
-                        known = len(shard.index)
-                        skipped += shard.index.skipped
-                        notes += [f"{stat.url}: {note}" for note in shard.index.notes]
-                        indexes.put(number, shard.index)
-            except DataError as e:
-                if on_error == "raise":
-                    raise
-                damaged[number] = e
-                known = 0
-            counts[number] = known
-    _warn(notes, damaged)
+        rows = count_shards(found.stats, format, client, on_error, indexes)
+    damaged = {number: row.error for number, row in enumerate(rows) if row.error is not None}
+    _warn([note for row in rows for note in row.notes], damaged)
+    shards = tuple(row.stat for row in rows)
+    counts = np.array([row.samples for row in rows], dtype=np.int64)
     if not counts.any():
         raise EmptyDataset(f"no sample in {len(shards)} shard(s), the first is {shards[0].url}")
-    sizes = np.array([stat.size for stat in shards], dtype=np.int64)
-    raw = None if found.mds is None else np.array([row.raw_bytes for row in found.mds], dtype=np.int64)
-    return Manifest(shards, counts, sizes, raw, format, _digest(shards, counts, format), damaged, skipped)
-
-
-def _detect(shards: tuple[ObjectStat, ...], client: Client, on_error: OnError) -> Format:
-    first: DataError | None = None
-    for stat in shards:
-        try:
-            with client.open(stat.url, version=stat.version, size=stat.size) as shard:
-                found = detect(np.frombuffer(shard.view(), np.uint8), stat.url)
-        except DataError as e:
-            if on_error == "raise":
-                raise
-            first = first or e
-        else:
-            if found is not None:
-                return found
-    if first is not None:
-        raise first
-    return WebDataset()  # all are blank, as empty tars are
-
-
-class _opened:
-    """An open shard for the length of a ``with`` block."""
-
-    def __init__(self, client: Client, stat: ObjectStat, format: Format) -> None:
-        self._shard = open_mapped(client, stat.url, format, version=stat.version, size=stat.size)
-
-    def __enter__(self) -> OpenShard:
-        return self._shard
-
-    def __exit__(self, *_: Any) -> None:
-        self._shard.close()
-
-
-class _Ahead:
-    """Asks the client for the shards that come next, each once, a window at a time."""
-
-    def __init__(self, shards: tuple[ObjectStat, ...], client: Client) -> None:
-        self._shards = shards
-        self._client = client
-        self._asked = 0
-
-    def reach(self, number: int) -> None:
-        if number + _AHEAD // 2 >= self._asked:
-            self._client.prefetch(self._shards[self._asked : number + _AHEAD])
-            self._asked = max(self._asked, min(number + _AHEAD, len(self._shards)))
+    return Manifest(
+        shards,
+        counts,
+        np.array([row.stat.size if row.size < 0 else row.size for row in rows], dtype=np.int64),
+        np.array([row.raw for row in rows], dtype=np.int64) if rows[0].raw >= 0 else None,
+        format,
+        _digest(shards, counts, format),
+        damaged,
+        sum(row.skipped for row in rows),
+        np.array([row.part for row in rows], dtype=np.int64) if any(row.part >= 0 for row in rows) else None,
+    )
 
 
 def _warn(notes: list[str], damaged: dict[int, DataError]) -> None:

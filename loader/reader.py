@@ -7,8 +7,8 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from .buffers import OpenShard, open_mapped
 from .formats import Format, resolve
+from .opening import OpenShard, open_mapped
 from .sample import Sample
 
 if TYPE_CHECKING:

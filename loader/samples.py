@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from cachefs.errors import DataError, MissingField
 
-from .buffers import OpenShard, ShardPool
+from .buffers import ShardPool
 from .decode import Decode
+from .opening import OpenShard
 from .permute import derive, seed_key
 from .sample import Sample
 

@@ -3,7 +3,7 @@
 A name is taken as it stands first: ``br[1].tar`` is that object if there is one, else a pattern. In patterns ``{a,b}``
 and ``{000..011}`` multiply out, ``*`` and ``?`` stay within one folder, ``**`` does not. A folder means all objects in
 it and below, without folder markers, hidden files and what usually lies beside shards (:data:`SIDE_SUFFIXES`); a folder
-with MDS indexes means the shards that these name.
+that another tool left an index or a description in means what these say (:mod:`loader.layouts`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound
+from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound, UnknownFormat
 from cachefs.objstore.url import parse_url
 
-from .formats import Format, Mds
-from .mds_index import MdsListing, read_mds_index
+from .formats import Format
+from .layouts import LAYOUTS, Folder, Found
+from .layouts.mds_index import INDEX
 
 if TYPE_CHECKING:
     from cachefs.client import Client, ObjectStat
@@ -41,14 +41,6 @@ _PARALLEL_STATS = 16
 _MOST_CHOICES = 10_000_000
 
 
-@dataclass(frozen=True)
-class Found:
-    """Shards in order. ``mds`` tells what their index knows, one entry a shard, where there is an index."""
-
-    stats: tuple[ObjectStat, ...]
-    mds: tuple[MdsListing, ...] | None = None
-
-
 def find_shards(source: Source, client: Client, format: Format | None) -> Found:
     """The shards that ``source`` names. Raises ``NotFound``, ``Denied``, ``EmptyDataset`` or ``FormatError``."""
     if isinstance(source, str | os.PathLike):
@@ -67,9 +59,21 @@ def _merged(parts: Iterable[Found], name: str) -> Found:
     if not parts:
         raise EmptyDataset("no shard there", url=name, hint="markers, hidden files and side files do not count")
     stats = tuple(itertools.chain.from_iterable(part.stats for part in parts))
-    if any(part.mds is None for part in parts):
-        return Found(stats)
-    return Found(stats, tuple(itertools.chain.from_iterable(part.mds or () for part in parts)))
+    kinds = {part.format for part in parts}
+    if len(kinds - {None}) > 1:
+        names = ", ".join(sorted(kind.name for kind in kinds if kind is not None))
+        raise ConfigError(f"shards of several kinds in one data set: {names}", url=name)
+    return Found(
+        stats,
+        next(iter(kinds)) if len(kinds) == 1 else None,
+        _joined([part.counts for part in parts]) if len(kinds) == 1 else None,
+        _joined([part.raw_sizes for part in parts]) if len(kinds) == 1 else None,
+    )
+
+
+def _joined(parts: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
+    known = [part for part in parts if part is not None]
+    return tuple(itertools.chain.from_iterable(known)) if len(known) == len(parts) else None
 
 
 def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool) -> Found:
@@ -82,8 +86,8 @@ def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool
         except Denied as e:
             denied = e  # without the right to list, a store answers so for a missing key as well
         else:
-            if _basename(stat.url) == "index.json" and (format is None or isinstance(format, Mds)):
-                return _by_index(url, stat, client)
+            if _basename(stat.url) == INDEX:
+                return _by_index(stat, client, format)
             if stat.size or _is_local(url) or not _listed_if_allowed(url, client):
                 return Found((stat,))
             # an empty object beside a folder of the same name is that folder's marker
@@ -104,40 +108,27 @@ def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool
     return _in_folder(url, listed, client, format)
 
 
-def _by_index(url: str, stat: ObjectStat, client: Client) -> Found:
-    listed = {item.url: item for item in _listed_if_allowed(stat.url.rpartition("/")[0], client)}
-    rows = read_mds_index(client.read(url), url)
-    return _mds_found([(stat.url, rows)], listed, client)
+def _by_index(stat: ObjectStat, client: Client, format: Format | None) -> Found:
+    folder = stat.url.rpartition("/")[0]
+    listed = _listed_if_allowed(folder, client)
+    known = listed if any(item.url == stat.url for item in listed) else [*listed, stat]
+    # without the right to list, the index alone is seen, and what it names is asked for one by one
+    found = _by_layout(Folder(folder, tuple(known), client, format))
+    if found is None:
+        raise UnknownFormat("an index.json of no tool that is known", url=stat.url)
+    return found
 
 
 def _in_folder(url: str, listed: Sequence[ObjectStat], client: Client, format: Format | None) -> Found:
-    if format is None or isinstance(format, Mds):
-        indexes = []
-        for item in listed:
-            if _basename(item.url) == "index.json" and not _hidden(item.url, url):
-                rows = read_mds_index(client.read(item.url), item.url, optional=format is None)
-                if rows is not None:
-                    indexes.append((item.url, rows))
-        if indexes:
-            return _mds_found(indexes, {item.url: item for item in listed}, client)
+    base = (parse_url(url).key if _is_local(url) else url).rstrip("/")
+    found = _by_layout(Folder(base, tuple(listed), client, format))
+    if found is not None:
+        return found
     return Found(tuple(item for item in listed if not _hidden(item.url, url) and not _beside(item.url)))
 
 
-def _mds_found(
-    indexes: Sequence[tuple[str, Sequence[MdsListing]]], listed: dict[str, ObjectStat], client: Client
-) -> Found:
-    """The shards of these indexes: the compressed file where it is there, else the raw one."""
-    wanted: list[tuple[MdsListing, list[str]]] = []
-    for index_url, rows in indexes:
-        folder = index_url.rpartition("/")[0]
-        wanted += [(row, [f"{folder}/{name}" for name in row.names]) for row in rows]
-    missing = [pair for pair in wanted if not any(url in listed for url in pair[1])]
-    if missing:
-        with ThreadPoolExecutor(max_workers=_PARALLEL_STATS) as pool:
-            for stat in pool.map(lambda pair: _first_there(pair[1], client), missing):
-                listed[stat.url] = stat
-    stats = tuple(next(listed[url] for url in urls if url in listed) for _, urls in wanted)
-    return Found(stats, tuple(row for row, _ in wanted))
+def _by_layout(folder: Folder) -> Found | None:
+    return next((found for layout in LAYOUTS if (found := layout(folder)) is not None), None)
 
 
 def _listed_if_allowed(folder: str, client: Client) -> list[ObjectStat]:
@@ -145,15 +136,6 @@ def _listed_if_allowed(folder: str, client: Client) -> list[ObjectStat]:
         return client.list(folder)
     except Denied:
         return []  # all that a listing would save can be asked for one by one
-
-
-def _first_there(urls: Sequence[str], client: Client) -> ObjectStat:
-    for url in urls[:-1]:
-        try:
-            return client.stat(url)
-        except NotFound:
-            continue
-    return client.stat(urls[-1])
 
 
 def _by_pattern(pattern: str, client: Client) -> Found:

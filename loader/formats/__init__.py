@@ -7,9 +7,9 @@ nothing: then the bytes decide.
 from __future__ import annotations
 
 from .abc import Format, SampleIndex
-from .detect import detect, resolve
+from .detect import detect, detect_bytes, resolve
 from .mds import Mds
 from .tokens import Tokens
 from .webdataset import WebDataset
 
-__all__ = ["Format", "Mds", "SampleIndex", "Tokens", "WebDataset", "detect", "resolve"]
+__all__ = ["Format", "Mds", "SampleIndex", "Tokens", "WebDataset", "detect", "detect_bytes", "resolve"]

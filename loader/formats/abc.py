@@ -4,24 +4,85 @@ A format is a small frozen object of options; it keeps nothing between calls and
 one buffer that holds the whole shard and touches nothing outside it: every size and offset that the bytes declare is
 checked against the buffer before it is used. What does not fit is a :class:`~cachefs.errors.FormatError` that names
 the shard and the byte offset.
+
+Most formats need ``index`` and ``read`` alone. Three things are for those that are more than one buffer:
+
+* **Filling.** A shard may be mapped before all of it has arrived; bytes that are not there yet read as zeros. A format
+  that sets ``streams`` calls ``ready(start, end)`` before it looks at bytes while it indexes, so that it indexes what
+  has come while the rest is fetched. All others get the whole shard.
+* **Objects.** A shard whose samples lie in several objects (a Megatron pair, a zarr store) overrides
+  :meth:`Format.open` and asks :class:`Objects` for what it needs.
+* **Parts.** A shard that is decoded piece by piece (row groups, chunks) tells the pieces' sample counts in
+  :meth:`Format.parts`; then the data set's order deals with pieces, and a reader holds only those it is reading.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from dataclasses import fields as fields_of
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from cachefs.errors import ConfigError
 
 from ..sample import Sample
 
 if TYPE_CHECKING:
     from cachefs.errors import DataError
+    from cachefs.shard import ObjectStat
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 """A shard's bytes: 1-D ``uint8``, C-contiguous, writable (the map under it is private)."""
+
+
+Ready: TypeAlias = Callable[[int, int], None]
+"""``ready(start, end)`` returns once these bytes of a mapped object are there; raises the origin's error, or
+``DeadlineExceeded``."""
+
+
+def all_there(start: int, end: int) -> None:
+    """The :data:`Ready` of an object that is complete."""
+
+
+class Mapped(NamedTuple):
+    """One mapped object. ``data`` may still be filling: call ``ready`` before looking at bytes."""
+
+    data: Bytes
+    ready: Ready = all_there
+
+
+class Objects(Protocol):
+    """The objects of a data set, at the versions that its listing saw, as a format may ask for them.
+
+    All raise what the client raises (``NotFound``, ``Denied``, ``Changed`` ...). Maps are fresh, private and writable,
+    and live as long as the last view into them.
+    """
+
+    def map(self, url: str) -> Mapped:
+        """One object's bytes, perhaps before they have arrived."""
+
+    def read(self, url: str) -> bytes:
+        """One small object, whole."""
+
+    def stat(self, url: str) -> ObjectStat:
+        """Size and version of one object."""
+
+    def list(self, folder: str) -> Sequence[ObjectStat]:
+        """All objects below a folder, in order of their names."""
+
+
+class Opened(NamedTuple):
+    """A shard, or one part of it, ready for ``format.read(source, index, i, url, fields)``."""
+
+    source: Any
+    index: Any
+    private_bytes: int = 0
+    """Memory that it takes besides maps, as far as it is known at once."""
 
 
 class SampleIndex(ABC):
@@ -49,6 +110,41 @@ class Format(ABC):
     name: ClassVar[str]
     dense: ClassVar[bool] = False
     """Whether an epoch reads every byte of a shard, in small pieces."""
+    streams: ClassVar[bool] = False
+    """Whether ``index`` asks ``ready`` for what it looks at; see the module's text."""
+    columnar: ClassVar[bool] = False
+    """Whether :meth:`columns` reads many samples at once."""
+
+    @classmethod
+    def matches(cls, head: bytes, data: Bytes) -> bool:
+        """Whether a shard looks like this format. ``head``: its first bytes (4 KiB, or all), decompressed if ``data``
+        is a gzip, Zstandard or bzip2 file; ``data``: all its bytes as stored. Must not raise on anything."""
+        return False
+
+    @classmethod
+    def beside(cls, objects: Objects, url: str) -> Self | None:
+        """The format of a shard whose own bytes do not tell, told by objects beside it (an index) or below it (a
+        store); ``None`` if it is not this one. Asked only where no format ``matches``."""
+        return None
+
+    def open(
+        self, objects: Objects, url: str, *, index: Any = None, unpacked: int | None = None, part: int | None = None
+    ) -> Opened:
+        """Map a shard and find its samples. ``index``: one made before, taken instead; ``unpacked``: the decompressed
+        size where it is known; ``part``: only that part of the shard (``None``: all of it)."""
+        data, ready = objects.map(url)
+        if not self.streams or index is not None or _is_packed(data, ready):
+            ready(0, len(data))
+            ready = all_there
+        whole = self.unpack(data, url, limit=unpacked)
+        if index is None:
+            index = self.index(whole, url, ready) if self.streams else self.index(whole, url)
+            ready(0, len(data))
+        return Opened(self.source(whole, index), index, 0 if whole is data else whole.nbytes)
+
+    def parts(self, objects: Objects, url: str) -> Sequence[int] | None:
+        """The sample counts of the shard's parts, in order; ``None`` where it is read as one."""
+        return None
 
     def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
         """The bytes that samples are read from: ``data`` itself, or what it decompresses to, as private memory.
@@ -58,7 +154,7 @@ class Format(ABC):
         return data
 
     @abstractmethod
-    def index(self, data: Bytes, url: str) -> SampleIndex:
+    def index(self, data: Bytes, url: str, ready: Ready = all_there) -> SampleIndex:
         """Find all samples in one pass that reads no payload. ``url`` is for messages.
 
         A sample that is damaged by itself keeps its place in the index and raises when it is read; a shard that cannot
@@ -75,6 +171,15 @@ class Format(ABC):
 
         With ``fields`` only those are read; one that is absent is left out here (the caller knows what it needs).
         """
+
+    def columns(
+        self, source: Any, index: Any, rows: npt.NDArray[np.int64], url: str, fields: frozenset[str] | None = None
+    ) -> dict[str, Any]:
+        """Many samples at once, field by field: an array whose first axis is the sample, else a list of values.
+
+        The arrays are new memory or views of it: the caller may write into them.
+        """
+        raise NotImplementedError(self.name)
 
     def count(self, size: int, url: str) -> int | None:
         """The number of samples of a shard of ``size`` bytes, where that alone tells; ``None`` where it does not."""
@@ -94,6 +199,25 @@ class Format(ABC):
     def identity(self) -> str:
         """The options that shape samples, for the data set's digest."""
         return repr(self)
+
+    def options(self) -> dict[str, Any]:
+        """The options as plain JSON types, for :meth:`from_options`."""
+        return {field.name: msgspec.to_builtins(getattr(self, field.name)) for field in fields_of(self)}
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> Self:
+        """The format again from its :meth:`options`. Raises ``ConfigError`` for others."""
+        try:
+            return msgspec.convert(options, cls)
+        except msgspec.ValidationError as e:
+            raise ConfigError(f"options of the format {cls.name!r}: {e}") from e
+
+
+def _is_packed(data: Bytes, ready: Ready) -> bool:
+    """Whether the bytes are a compressed file, which is unpacked only once it is whole."""
+    ready(0, min(len(data), 4))
+    head = data[:4].tobytes()
+    return head[:3] in (b"\x1f\x8b\x08", b"BZh") or head == b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import bz2
 import zlib
 
-import numpy as np
+from cachefs.errors import ConfigError, FormatError, NotFound, UnknownFormat
 
-from cachefs.errors import ConfigError, FormatError, UnknownFormat
+from .abc import Bytes, Format, Objects
+from .packed import GZIP, ZSTD
+from .registry import BY_NAME, ORDER
+from .tar import BLOCK, is_blank
 
-from .abc import Bytes, Format
-from .mds import Mds
-from .packed import GZIP, ZSTD, unzstd
-from .tar import BLOCK, is_blank, is_tar
-from .webdataset import WebDataset
-
-_NAMED: dict[str, type[Format]] = {"webdataset": WebDataset, "wds": WebDataset, "tar": WebDataset, "mds": Mds}
+HEAD = 4096
+_BZ2 = b"BZh"
 _OTHERS = {
-    b"PAR1": "Parquet",
-    b"ARROW1": "Arrow IPC",
-    b"\x93NUMPY": "NumPy",
-    b"PK\x03\x04": "zip (npz?)",
-    b"MMIDIDX\x00": "a Megatron index",
-    b"\x89HDF\r\n": "HDF5",
-    b"SQLite format 3": "SQLite",
+    b"MMIDIDX\x00": "a Megatron index; open the .bin beside it",
+    b"\x89HDF\r\n": "HDF5, which is not read",
+    b"SQLite format 3": "SQLite, which is not read",
+    b"PK\x03\x04": "a zip archive that is no npz, which is not read",
 }
 _TOKENS_HINT = 'headerless token files need format=formats.Tokens(length=2048, dtype="uint16")'
 
@@ -33,55 +29,81 @@ def resolve(format: str | Format | None) -> Format | None:
         return format
     if format == "tokens":
         raise ConfigError("format='tokens' does not say length and dtype", hint=_TOKENS_HINT)
-    if not isinstance(format, str) or format not in _NAMED:
-        raise ConfigError(f"format={format!r} is not known", hint=f"known: {', '.join(_NAMED)}, formats.Tokens(...)")
-    return _NAMED[format]()
+    if not isinstance(format, str) or format not in BY_NAME:
+        raise ConfigError(f"format={format!r} is not known", hint=f"known: {', '.join(BY_NAME)}, formats.Tokens(...)")
+    return BY_NAME[format]()
 
 
-def detect(data: Bytes, url: str) -> Format | None:
-    """The format of a whole shard. ``None``: nothing but zeros, as an empty tar is; other shards have to tell.
+def detect(objects: Objects, url: str) -> Format | None:
+    """The format of a shard. ``None``: nothing but zeros, as an empty tar is; other shards have to tell.
 
     Raises ``UnknownFormat`` that says what the bytes look like, or what to write for a headerless file; an empty file
     is a ``FormatError``.
     """
+    try:
+        data, ready = objects.map(url)
+        ready(0, len(data))
+    except NotFound:
+        found = _beside(objects, url)
+        if found is None:
+            raise
+        return found
+    known = detect_bytes(data, url, lost=False)
+    if known is not None or is_blank(data[:BLOCK].data):
+        return known
+    found = _beside(objects, url)
+    if found is None:
+        raise _unknown(data, url)
+    return found
+
+
+def _beside(objects: Objects, url: str) -> Format | None:
+    return next((found for kind in ORDER if (found := kind.beside(objects, url)) is not None), None)
+
+
+def detect_bytes(data: Bytes, url: str, *, lost: bool = True) -> Format | None:
+    """As :func:`detect`, from one object's bytes alone. ``lost=False``: ``None`` also for what is not known."""
     if len(data) == 0:
         raise FormatError("an empty file holds no shard", url=url, offset=0)
-    head = data[:BLOCK].tobytes()
-    if head.startswith(GZIP):
-        head = _gzip_head(data)
-        if len(head) == BLOCK and (is_tar(memoryview(head)) or is_blank(memoryview(head))):
-            return WebDataset()
-        raise UnknownFormat("a gzip file that holds no tar archive", url=url, hint="only .tar.gz is read by now")
-    if head.startswith(ZSTD):
-        inner = unzstd(data, url)
-        if _is_mds(inner):
-            return Mds()
-        raise UnknownFormat("a Zstandard file that holds no MDS shard", url=url)
-    if is_blank(memoryview(head)):
+    head = peek(data)
+    if is_blank(memoryview(head)[:BLOCK]):
         return None
-    if is_tar(memoryview(head)):
-        return WebDataset()
-    if _is_mds(data):
-        return Mds()
+    for kind in ORDER:
+        if kind.matches(head, data):
+            return kind()
+    if lost:
+        raise _unknown(data, url)
+    return None
+
+
+def _unknown(data: Bytes, url: str) -> UnknownFormat:
+    head = data[:16].tobytes()
     for magic, what in _OTHERS.items():
         if head.startswith(magic):
-            raise UnknownFormat(f"looks like {what}, which is not read by now", url=url)
-    raise UnknownFormat("no known format fits the bytes", url=url, hint=_TOKENS_HINT)
+            return UnknownFormat(f"looks like {what}", url=url)
+    for magic, what in ((GZIP, "gzip"), (ZSTD, "Zstandard"), (_BZ2, "bzip2")):
+        if head.startswith(magic):
+            return UnknownFormat(f"a {what} file that holds no known format", url=url)
+    return UnknownFormat("no known format fits the bytes", url=url, hint=_TOKENS_HINT)
 
 
-def _is_mds(data: Bytes) -> bool:
+def peek(data: Bytes) -> bytes:
+    """The first :data:`HEAD` bytes of what the shard decompresses to, or of itself; less where it is damaged."""
+    head = data[:HEAD].tobytes()
+    some = data[: 16 * HEAD].tobytes()
     try:
-        Mds().index(data, "")
-    except FormatError:
-        # A shard whose offsets are damaged still begins with its table and the description of its columns.
-        n = int(data[:4].view(np.uint32)[0]) if len(data) >= 4 else 0
-        table = 4 + 4 * (n + 1)
-        return b'"column_encodings"' in data[table : table + 64].tobytes()
-    return True
+        if head.startswith(GZIP):
+            return zlib.decompressobj(wbits=31).decompress(some, HEAD)
+        if head.startswith(_BZ2):
+            return bz2.BZ2Decompressor().decompress(data[: 1 << 20].tobytes(), HEAD)
+        if head.startswith(ZSTD):
+            import zstandard
 
-
-def _gzip_head(data: Bytes) -> bytes:
-    try:
-        return zlib.decompressobj(wbits=31).decompress(data[: 16 * BLOCK].tobytes(), BLOCK)
-    except zlib.error:
+            with zstandard.ZstdDecompressor().stream_reader(data.data, read_across_frames=True) as stream:
+                try:
+                    return stream.read(HEAD)
+                except zstandard.ZstdError:
+                    return b""
+    except (zlib.error, OSError, EOFError):
         return b""
+    return head

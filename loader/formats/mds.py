@@ -21,7 +21,7 @@ import numpy.typing as npt
 from cachefs.errors import FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Format, SampleIndex
+from .abc import Bytes, Format, Ready, SampleIndex, all_there
 from .mds_columns import Column, make_column
 from .packed import ZSTD, unzstd
 
@@ -64,10 +64,23 @@ class Mds(Format):
 
     name: ClassVar[str] = "mds"
 
+    @classmethod
+    def matches(cls, head: bytes, data: Bytes) -> bool:
+        n = int.from_bytes(head[:4], "little")
+        table = 4 + 4 * (n + 1)
+        if len(head) >= 8 and table + 64 <= len(head):
+            return b'"column_encodings"' in head[table : table + 64]
+        if data[: len(ZSTD)].tobytes() == ZSTD:
+            try:
+                data = unzstd(data, "")  # the table of a large shard is longer than its head
+            except FormatError:
+                return False
+        return b'"column_encodings"' in data[table : table + 64].tobytes()
+
     def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
         return unzstd(data, url, limit) if data[: len(ZSTD)].tobytes() == ZSTD else data
 
-    def index(self, data: Bytes, url: str) -> MdsIndex:
+    def index(self, data: Bytes, url: str, ready: Ready = all_there) -> MdsIndex:
         size = len(data)
         if size < 8:
             raise FormatError(f"{size} bytes are too few for an MDS shard", url=url, offset=0)

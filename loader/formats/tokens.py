@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cachefs.errors import ConfigError, FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Format, SampleIndex
+from .abc import Bytes, Format, Ready, SampleIndex, all_there
 
 Tokens2D: TypeAlias = npt.NDArray[Any]
 _HEADERS = {
@@ -101,7 +101,7 @@ class Tokens(Format):
         tokens = size // item
         return 0 if tokens < self.window else (tokens - self.window) // self.step + 1
 
-    def index(self, data: Bytes, url: str) -> RowIndex:
+    def index(self, data: Bytes, url: str, ready: Ready = all_there) -> RowIndex:
         for magic, what in _HEADERS.items():
             if data[: len(magic)].tobytes() == magic:
                 raise FormatError(f"begins with {what}; formats.Tokens reads headerless files", url=url, offset=0)

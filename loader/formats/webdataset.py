@@ -28,9 +28,9 @@ from typing import ClassVar, Literal
 from cachefs.errors import ConfigError, FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Damage, Format, SampleIndex
+from .abc import Bytes, Damage, Format, Ready, SampleIndex, all_there
 from .packed import GZIP, gunzip
-from .tar import TarNotes, walk
+from .tar import BLOCK, TarNotes, is_blank, is_tar, walk
 
 _META = re.compile(r"__[^/]*__(?:$|/)")
 _KEY = "__key__"
@@ -74,10 +74,15 @@ class WebDataset(Format):
         if self.split not in ("first", "last"):
             raise ConfigError(f"split={self.split!r} is neither 'first' nor 'last'")
 
+    @classmethod
+    def matches(cls, head: bytes, data: Bytes) -> bool:
+        block = memoryview(head)[:BLOCK]
+        return is_tar(block) or is_blank(block)
+
     def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
         return gunzip(data, url, limit) if data[: len(GZIP)].tobytes() == GZIP else data
 
-    def index(self, data: Bytes, url: str) -> TarIndex:
+    def index(self, data: Bytes, url: str, ready: Ready = all_there) -> TarIndex:
         starts, sizes, names = array("q"), array("q"), array("i")
         first, key_ends = array("q"), array("q", [0])
         keys = bytearray()

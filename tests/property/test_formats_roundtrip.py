@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.errors import DataError
-from loader.formats import Format, Mds, Tokens, WebDataset
-from loader.formats.detect import detect
+from loader.formats import Format, Mds, Tokens, WebDataset, detect_bytes
 from loader.testing import mds_bytes, tar_bytes
 
 PARTS = st.text(st.characters(codec="utf-8", exclude_characters="/.\0"), min_size=1, max_size=12)
@@ -89,7 +88,7 @@ def test_tars_read_back_equal(samples: list[tuple[str, dict[str, bytes]]], forma
     assert [s.pop("__key__") for s in found] == [key for key, _ in samples]
     assert [{n: v.tobytes() for n, v in s.items()} for s in found] == [fields for _, fields in samples]
     if samples:
-        assert isinstance(detect(padded(raw), "shard"), WebDataset)
+        assert isinstance(detect_bytes(padded(raw), "shard"), WebDataset)
 
 
 TAR = tar_bytes([(f"a/{i}.{ext}", bytes([i]) * 600) for i in range(4) for ext in ("bin", "json")], tarfile.USTAR_FORMAT)
@@ -152,7 +151,7 @@ def test_any_bytes_end_in_a_format_or_a_typed_error(raw: bytes) -> None:
         for format in (WebDataset(), Mds(), Tokens(length=3, stride=2, labels=True)):
             survives(format, raw)
         try:
-            detect(padded(raw), "shard")
+            detect_bytes(padded(raw), "shard")
         except DataError as e:
             assert str(e).startswith("shard")
 

@@ -14,7 +14,7 @@ import zstandard
 import loader
 from cachefs.errors import FormatError, NotFound, UnknownFormat
 from loader.formats.mds_columns import make_column
-from loader.mds_index import read_mds_index
+from loader.layouts.mds_index import read_mds_index
 from loader.testing import mds_bytes, write_mds
 
 

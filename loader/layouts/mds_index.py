@@ -6,10 +6,22 @@ It is input from outside: names that would leave its folder are refused, numbers
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from cachefs.errors import FormatError, UnknownFormat
+from cachefs.errors import FormatError, NotFound, UnknownFormat
+
+from ..formats import Mds
+from .abc import Folder, Found
+
+if TYPE_CHECKING:
+    from cachefs.client import Client
+    from cachefs.shard import ObjectStat
+
+INDEX = "index.json"
+_PARALLEL_STATS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +93,45 @@ def _whole(value: Any, what: str, url: str) -> int:
 def _inside(name: str) -> bool:
     parts = name.split("/")
     return "\\" not in name and "\0" not in name and all(part not in ("", ".", "..") for part in parts)
+
+
+def mds_layout(folder: Folder) -> Found | None:
+    """A folder with MDS indexes, in it or in folders below it: all their shards, in order of the indexes' names."""
+    if not (folder.format is None or isinstance(folder.format, Mds)):
+        return None
+    indexes = []
+    for item in folder.named(INDEX):
+        rows = read_mds_index(folder.read(item.url), item.url, optional=folder.format is None)
+        if rows is not None:
+            indexes.append((item.url, rows))
+    return mds_found(indexes, dict(folder.by_url), folder.client) if indexes else None
+
+
+def mds_found(
+    indexes: Sequence[tuple[str, Sequence[MdsListing]]], listed: dict[str, ObjectStat], client: Client
+) -> Found:
+    """The shards of these indexes: the compressed file where it is there, else the raw one."""
+    wanted: list[tuple[MdsListing, list[str]]] = []
+    for index_url, rows in indexes:
+        folder = index_url.rpartition("/")[0]
+        wanted += [(row, [f"{folder}/{name}" for name in row.names]) for row in rows]
+    missing = [pair for pair in wanted if not any(url in listed for url in pair[1])]
+    if missing:
+        with ThreadPoolExecutor(max_workers=_PARALLEL_STATS) as pool:
+            for stat in pool.map(lambda pair: _first_there(pair[1], client), missing):
+                listed[stat.url] = stat
+    return Found(
+        tuple(next(listed[url] for url in urls if url in listed) for _, urls in wanted),
+        Mds(),
+        tuple(row.samples for row, _ in wanted),
+        tuple(row.raw_bytes for row, _ in wanted),
+    )
+
+
+def _first_there(urls: Sequence[str], client: Client) -> ObjectStat:
+    for url in urls[:-1]:
+        try:
+            return client.stat(url)
+        except NotFound:
+            continue
+    return client.stat(urls[-1])

@@ -1,0 +1,121 @@
+"""Counting the samples of shards whose index nobody wrote: by their size, their parts, or by indexing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from cachefs.errors import DataError
+from cachefs.shard import ObjectStat
+
+from .buffers import IndexCache
+from .formats import Format, WebDataset, detect
+from .opening import ClientObjects, OpenShard, open_mapped
+
+if TYPE_CHECKING:
+    from cachefs.client import Client
+
+OnError: TypeAlias = Literal["raise", "skip"]
+
+_AHEAD = 16
+"""Shards that are asked for ahead of the one that is being indexed."""
+
+
+class Row(NamedTuple):
+    """One shard of the manifest to be. ``-1`` is not known, or for ``part`` a whole object."""
+
+    stat: ObjectStat
+    samples: int
+    raw: int = -1
+    part: int = -1
+    size: int = -1
+    skipped: int = 0
+    notes: tuple[str, ...] = ()
+    error: DataError | None = None
+
+
+def count_shards(
+    shards: tuple[ObjectStat, ...], format: Format, client: Client, on_error: OnError, indexes: IndexCache
+) -> list[Row]:
+    """The shards, or their parts, with the counts that their sizes, footers or samples tell."""
+    ahead = _Ahead(shards, client)
+    rows: list[Row] = []
+    for number, stat in enumerate(shards):
+        try:
+            known = format.count(stat.size, stat.url)
+            if known is not None:
+                rows.append(Row(stat, known))
+                continue
+            ahead.reach(number)
+            parts = _parts(client, stat, format)
+            if parts is not None:
+                share = stat.size // max(len(parts), 1)
+                rows += [Row(stat, count, part=part, size=share) for part, count in enumerate(parts)]
+                continue
+            with _opened(client, stat, format) as shard:
+                index = shard.index
+                notes = tuple(f"{stat.url}: {note}" for note in index.notes)
+                indexes.put(len(rows), index)
+                rows.append(Row(stat, len(index), skipped=index.skipped, notes=notes))
+        except DataError as e:
+            if on_error == "raise":
+                raise
+            rows.append(Row(stat, 0, error=e))
+    return rows
+
+
+def _parts(client: Client, stat: ObjectStat, format: Format) -> Sequence[int] | None:
+    if type(format).parts is Format.parts:
+        return None  # nothing to ask
+    objects = ClientObjects(client, {stat.url: (stat.version, stat.size)})
+    try:
+        return format.parts(objects, stat.url)
+    finally:
+        objects.close()
+
+
+def detect_format(shards: tuple[ObjectStat, ...], client: Client, on_error: OnError) -> Format:
+    first: DataError | None = None
+    for stat in shards:
+        objects = ClientObjects(client, {stat.url: (stat.version, stat.size)})
+        try:
+            found = detect(objects, stat.url)
+        except DataError as e:
+            if on_error == "raise":
+                raise
+            first = first or e
+        else:
+            if found is not None:
+                return found
+        finally:
+            objects.close()
+    if first is not None:
+        raise first
+    return WebDataset()  # all are blank, as empty tars are
+
+
+class _opened:
+    """An open shard for the length of a ``with`` block."""
+
+    def __init__(self, client: Client, stat: ObjectStat, format: Format) -> None:
+        self._shard = open_mapped(client, stat.url, format, version=stat.version, size=stat.size)
+
+    def __enter__(self) -> OpenShard:
+        return self._shard
+
+    def __exit__(self, *_: Any) -> None:
+        self._shard.close()
+
+
+class _Ahead:
+    """Asks the client for the shards that come next, each once, a window at a time."""
+
+    def __init__(self, shards: tuple[ObjectStat, ...], client: Client) -> None:
+        self._shards = shards
+        self._client = client
+        self._asked = 0
+
+    def reach(self, number: int) -> None:
+        if number + _AHEAD // 2 >= self._asked:
+            self._client.prefetch(self._shards[self._asked : number + _AHEAD])
+            self._asked = max(self._asked, min(number + _AHEAD, len(self._shards)))

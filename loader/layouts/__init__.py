@@ -1,0 +1,15 @@
+"""What a folder holds besides shards: the indexes and descriptions that other tools leave beside their data.
+
+A layout looks at a folder's listing. If the folder is one that its tool wrote, it tells which objects are shards, in
+which format, and, where the tool wrote them down, how many samples each holds, so that nothing need be read for it.
+"""
+
+from __future__ import annotations
+
+from .abc import Folder, Found, Layout
+from .mds_index import mds_layout
+
+LAYOUTS: tuple[Layout, ...] = (mds_layout,)
+"""In the order in which a folder is tried on them; the first that knows it decides."""
+
+__all__ = ["LAYOUTS", "Folder", "Found", "Layout"]

@@ -1,0 +1,53 @@
+"""What layouts take and give: :class:`Folder` and :class:`Found`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from cachefs.client import Client
+    from cachefs.shard import ObjectStat
+
+    from ..formats import Format
+
+
+@dataclass(frozen=True)
+class Found:
+    """Shards in order, and what an index knows of them: one entry a shard in ``counts`` (samples) and ``raw_sizes``
+    (bytes decompressed). ``format``: what the index says they are (``None``: their bytes tell)."""
+
+    stats: tuple[ObjectStat, ...]
+    format: Format | None = None
+    counts: tuple[int, ...] | None = None
+    raw_sizes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder as listed: ``url`` without a slash at its end, and every object below it, hidden ones included.
+
+    ``format``: what the user asked for, if anything. A layout of another format than that must not take the folder.
+    """
+
+    url: str
+    listed: tuple[ObjectStat, ...]
+    client: Client = field(repr=False)
+    format: Format | None = None
+
+    @cached_property
+    def by_url(self) -> dict[str, ObjectStat]:
+        return {item.url: item for item in self.listed}
+
+    def named(self, *names: str) -> Sequence[ObjectStat]:
+        """The objects anywhere below the folder whose last part is one of ``names``."""
+        return [item for item in self.listed if item.url.rpartition("/")[2] in names]
+
+    def read(self, url: str) -> bytes:
+        return self.client.read(url)
+
+
+Layout: TypeAlias = Callable[[Folder], Found | None]
+"""``None``: the folder is not of this kind. Raises ``FormatError`` for one that is, and is damaged."""

@@ -1,0 +1,128 @@
+"""Opening one shard: its objects mapped, its format found, its samples indexed.
+
+Ownership. ``Shard.view()`` gives a memoryview that owns a private, writable mapping; every array below is a view whose
+base chain ends there, so a mapping lives as long as the last sample cut from it and nothing is ever unmapped by hand.
+Closing a shard here gives back its leases and descriptors only. Compressed shards are decompressed to private memory,
+with the same ownership.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cachefs.objstore.url import parse_url
+
+from .formats import Format, SampleIndex, WebDataset, detect
+from .formats.abc import Mapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cachefs.client import Client, ObjectStat, Shard
+
+_POPULATE_MOST = 256 << 20
+_MADV_POPULATE_READ = 22
+
+
+class ClientObjects:
+    """:class:`loader.formats.abc.Objects` over a client. The shards it opened are kept open until :meth:`close`.
+
+    ``known``: version and size, by URL, of objects that are bound already.
+    """
+
+    def __init__(self, client: Client, known: dict[str, tuple[str, int]], *, whole: bool = False) -> None:
+        self._client = client
+        self._known = known
+        self._whole = whole
+        self._open: list[Shard] = []
+
+    def map(self, url: str) -> Mapped:
+        version, size = self._known.get(url, (None, None))
+        shard = self._client.open(url, version=version, size=size)
+        self._open.append(shard)
+        view = shard.view()
+        if self._whole and len(view) <= _POPULATE_MOST:
+            _populate(view)
+        return Mapped(np.frombuffer(view, np.uint8))
+
+    def read(self, url: str) -> bytes:
+        return self._client.read(url)
+
+    def stat(self, url: str) -> ObjectStat:
+        return self._client.stat(url)
+
+    def list(self, folder: str) -> Sequence[ObjectStat]:
+        return self._client.list(folder)
+
+    def close(self) -> None:
+        """Give back leases and descriptors; maps stay valid. Idempotent."""
+        while self._open:
+            self._open.pop().close()
+
+
+def _populate(view: memoryview) -> None:
+    """Map all pages for reading at once: a fault for each costs as much as copying a few kilobytes.
+
+    Nothing depends on it: a kernel before 5.14 refuses, and then the pages are mapped when they are touched.
+    """
+    memory = view.obj
+    if sys.platform == "linux" and isinstance(memory, mmap.mmap):
+        with suppress(OSError):
+            memory.madvise(_MADV_POPULATE_READ)
+
+
+@dataclass
+class OpenShard:
+    """One shard, or one part of it, ready to read: ``format.read(source, index, i, url)``."""
+
+    url: str
+    format: Format
+    source: Any
+    index: SampleIndex
+    private_bytes: int
+    """What it takes besides the mapping: its decompressed bytes."""
+    objects: ClientObjects
+    decoders: dict[str, Callable[[Any], Any] | None] = field(default_factory=dict)
+    """Memory of the decode step: what decodes each field of this shard."""
+
+    def close(self) -> None:
+        """Give back leases and descriptors; samples already handed out stay valid. Idempotent."""
+        self.objects.close()
+
+
+def open_mapped(
+    client: Client,
+    url: str,
+    format: Format | None = None,
+    *,
+    version: str | None = None,
+    size: int | None = None,
+    index: SampleIndex | None = None,
+    unpacked: int | None = None,
+    part: int | None = None,
+) -> OpenShard:
+    """Open, map and index one shard.
+
+    ``format=None``: the bytes decide. With ``index`` that is taken instead of a new one; ``unpacked``: its
+    decompressed size, where that is known; ``part``: which part of it (``None``: all). Raises ``UnknownFormat``,
+    ``FormatError``, or what the client raises.
+    """
+    known = {} if version is None or size is None else {url: (version, size)}
+    objects = ClientObjects(client, known, whole=format is not None and format.dense)
+    try:
+        if format is None:
+            format = detect(objects, url) or WebDataset()
+        opened = format.open(objects, url, index=index, unpacked=unpacked, part=part)
+        shard = OpenShard(url, format, opened.source, opened.index, opened.private_bytes, objects)
+        if parse_url(url).is_local:
+            shard.close()  # there is no lease to keep, and a descriptor saved
+        return shard
+    except BaseException:
+        objects.close()
+        raise
