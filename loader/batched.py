@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from .collation import allocator, collate
+from .columns import ColumnGather, reads_columns
 from .formats import Tokens
 from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
@@ -68,6 +69,8 @@ def _batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int
     recipe = reading.reader.recipe
     if isinstance(tokens, Tokens) and collate_fn is None and _gathers(tokens, recipe):
         return TokenGather(tokens, reading.reader, single=reading.single).batch
+    if collate_fn is None and reads_columns(reading.format, recipe):
+        return ColumnGather(reading.format, reading.reader).batch
     joined = collate_fn or collate
     return lambda batch, stamp, places: joined(reading.samples(batch, stamp, places))
 

@@ -139,9 +139,14 @@ def _tensors(values: list[Any]) -> Any:
     return torch.stack(values, out=_shared_tensor((len(values), *first.shape), first.dtype))
 
 
+def collate_values(values: list[Any]) -> Any:
+    """One field's values, as :func:`collate` joins them."""
+    return _field(values)
+
+
 def _numbers(values: list[Any]) -> Any:
     try:
-        return torch.tensor(values)
+        return torch.tensor(values, dtype=torch.float64 if isinstance(values[0], float) else None)
     except (OverflowError, RuntimeError, ValueError):
         return values  # integers beyond 64 bits
 

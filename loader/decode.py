@@ -65,23 +65,32 @@ class Decode:
 
     def __call__(self, sample: Sample, shard: OpenShard, i: int) -> None:
         """Replace the fields of sample ``i`` that are to be decoded by their values. Raises ``FormatError``."""
-        table = shard.decoders
         for name, value in sample.items():
-            try:
-                decoder = table[name]
-            except KeyError:
-                decoder = table[name] = self._choose(name, shard)
+            decoder = self.decoder(name, shard)
             if decoder is not None:
-                try:
-                    # replacing the value of a key that is there keeps the iteration valid
-                    sample[name] = decoder(value)
-                except ConfigError:
-                    raise
-                # a decoder is the user's or an image library's: whatever it raises on damaged bytes, the sample is bad
-                except Exception as e:
-                    raise FormatError(
-                        f"field {name!r} of sample {i} cannot be decoded: {type(e).__name__}: {e}", url=shard.url
-                    ) from e
+                # replacing the value of a key that is there keeps the iteration valid
+                sample[name] = self.value(decoder, value, name, shard, i)
+
+    def decoder(self, name: str, shard: OpenShard) -> Decoder | None:
+        """What decodes this field of the shard's samples; ``None`` if it stays as it is."""
+        table = shard.decoders
+        try:
+            return table[name]
+        except KeyError:
+            decoder = table[name] = self._choose(name, shard)
+            return decoder
+
+    def value(self, decoder: Decoder, value: Any, name: str, shard: OpenShard, i: int) -> Any:
+        """One value decoded. Raises ``FormatError`` that names sample and field."""
+        try:
+            return decoder(value)
+        except ConfigError:
+            raise
+        # a decoder is the user's or an image library's: whatever it raises on damaged bytes, the sample is bad
+        except Exception as e:
+            raise FormatError(
+                f"field {name!r} of sample {i} cannot be decoded: {type(e).__name__}: {e}", url=shard.url
+            ) from e
 
     def _choose(self, name: str, shard: OpenShard) -> Decoder | None:
         if name in self._own:

@@ -7,6 +7,8 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
+from cachefs.errors import ConfigError, Denied, NotFound
+
 from .formats import Format, resolve
 from .opening import OpenShard, open_mapped
 from .sample import Sample
@@ -74,7 +76,7 @@ class ShardReader:
 def open_shard(
     path_or_url: str | os.PathLike[str], format: str | Format | None = None, *, client: Client | None = None
 ) -> ShardReader:
-    """Open one shard, local or remote, and find its samples.
+    """Open one shard, local or remote, and find its samples. A folder that holds one shard stands for it.
 
     ``format`` as in :class:`loader.ShardDataset`; without it the bytes decide. Raises ``UnknownFormat`` or
     ``FormatError``, or what opening raises (``NotFound``, ``Denied`` ...).
@@ -83,7 +85,30 @@ def open_shard(
         from cachefs.client import connect
 
         client = connect()
-    shard = open_mapped(client, os.fspath(path_or_url), resolve(format))
+    shard = _open(os.fspath(path_or_url), resolve(format), client)
     for note in shard.index.notes:
         warnings.warn(f"{shard.url}: {note}", DataWarning, stacklevel=2)
     return ShardReader(shard)
+
+
+def _open(url: str, format: Format | None, client: Client) -> OpenShard:
+    if not os.path.isdir(url):
+        try:
+            return open_mapped(client, url, format)
+        except NotFound as e:
+            missing = e
+    else:
+        missing = NotFound("a folder", url=url)
+    # a name that is no object may be a folder that holds one shard, such as an LMDB or zarr store
+    from .sources import find_shards
+
+    try:
+        found = find_shards(url, client, format)
+    except (NotFound, Denied):
+        raise missing from None
+    if len(found.stats) != 1:
+        raise ConfigError(
+            f"a folder of {len(found.stats)} shards", url=url, hint="name one of them, or use loader.ShardDataset"
+        )
+    [stat] = found.stats
+    return open_mapped(client, stat.url, format or found.format, version=stat.version, size=stat.size)
