@@ -78,7 +78,7 @@ class ColumnGather:
 
 
 def _by_shard(places: Places) -> tuple[list[tuple[int, Int64s]], Int64s | None]:
-    """The rows wanted of each shard, and where each sample of the batch lies in the parts joined (``None``: in order)."""
+    """The rows wanted of each shard, and where in the joined parts each sample lies (``None``: in order)."""
     first = int(places.shard[0])
     if (places.shard == first).all():
         return [(first, places.row)], None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from .definition import Definition, Options, as_fields, as_names
 from .epochcell import Base, EpochCell, Start
 from .formats import Format, resolve
 from .manifest import Manifest
+from .manifest_file import save_manifest
 from .progress import (
     Progress,
     after_batches,
@@ -42,14 +44,15 @@ class ShardDataset(IterableDataset[Any]):
     The data set is dealt into one global sequence per epoch, the same for every number of ranks and workers; a rank
     reads its part of each global batch. Nothing is listed or read before the first use.
 
-    ``source``: a folder or prefix, a pattern (``s3://b/x-{000..011}.tar``, ``*.mds``), a list of URLs, or an MDS
-    ``index.json``. ``batch_size``: samples per rank, as in DataLoader, which must be given the same (or
-    ``batched()`` and ``batch_size=None``); ``global_batch_size``: samples over all ranks, the form that keeps every
-    batch the same when the number of ranks changes. ``format``: a name or an object of :mod:`loader.formats`; without
-    it the bytes decide. ``fields``: only these; a sample without one of them is an error. ``transform(sample, rng)``:
-    ``rng`` is a numpy generator keyed by (seed, epoch, sample id), so augmentation resumes exactly. ``drop_last``
-    leaves out the incomplete last batch (with ``drop_last=False`` ranks that could not all have a part of it are
-    refused); ``pad=True`` fills it with repeats from the epoch's start, marked in the field ``__repeat__``.
+    ``source``: a folder or prefix, a pattern (``s3://b/x-{000..011}.tar``, ``*.mds``), a list of URLs, another tool's
+    index, or a file that :meth:`save_manifest` wrote. ``batch_size``: samples per rank, as in DataLoader, which must be
+    given the same (or ``batched()`` and ``batch_size=None``); ``global_batch_size``: samples over all ranks, the form
+    that keeps every batch the same when the number of ranks changes. ``format``: a name or an object of
+    :mod:`loader.formats`; without it the bytes decide. ``fields``: only these; a sample without one of them is an
+    error. ``transform(sample, rng)``: ``rng`` is a numpy generator keyed by (seed, epoch, sample id), so augmentation
+    resumes exactly. ``drop_last`` leaves out the incomplete last batch (with ``drop_last=False`` ranks that could not
+    all have a part of it are refused); ``pad=True`` fills it with repeats from the epoch's start, marked in the field
+    ``__repeat__``.
     ``decode``: see :mod:`loader.decode`. ``ids`` adds ``__id__`` (shard number << 32 | number in the shard).
     ``rank`` and ``world_size`` are data-parallel; by default those of ``torch.distributed`` if it is initialised, else
     of the environment; or a ``mesh`` whose (``dp``) dimension splits the data. ``lanes``, ``block_shards``,
@@ -178,6 +181,11 @@ class ShardDataset(IterableDataset[Any]):
     def manifest(self) -> Manifest:
         """The shards with sizes, versions and counts."""
         return self._definition.manifest
+
+    def save_manifest(self, path: str | os.PathLike[str]) -> None:
+        """Keep the manifest as a local file (``*.manifest``), which may be given as ``source``: then nothing is listed
+        or counted again. It stands for the shards as they are now (:mod:`loader.manifest_file`)."""
+        save_manifest(self.manifest, path)
 
     @property
     def skipped(self) -> int:

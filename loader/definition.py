@@ -21,6 +21,7 @@ from .epochcell import Start
 from .epochs import Orders, OrderSettings
 from .formats import Format
 from .manifest import Manifest, build_manifest
+from .manifest_file import SUFFIX, parse_manifest
 from .passes import BatchRule, PassPlan, Prefetch
 from .samples import Recipe, SampleReader, Transform
 from .shelf import Shelf
@@ -152,6 +153,9 @@ class Definition:
 
     def _build(self) -> Manifest:
         options = self.options
+        source = options.source
+        if isinstance(source, str) and source.endswith(SUFFIX):
+            return parse_manifest(self.client.read(source), source, options.format)
         return build_manifest(
             options.source,
             self.client,

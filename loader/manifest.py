@@ -80,6 +80,7 @@ class Manifest:
             _Wire(
                 shards=[(stat.url, stat.size, stat.version) for stat in self.shards],
                 counts=self.counts.tolist(),
+                sizes=self.sizes.tolist(),
                 raw_sizes=None if self.raw_sizes is None else self.raw_sizes.tolist(),
                 format=self.format.name,
                 options=self.format.options(),
@@ -94,13 +95,21 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, raw: bytes, format: Format | None = None) -> Manifest:
-        """What :meth:`to_bytes` wrote. ``format`` as the user gave it, else the one that is named."""
+        """What :meth:`to_bytes` wrote. ``format`` as the user gave it, else the one that is named.
+
+        Raises ``ValueError`` for anything else.
+        """
         wire = msgspec.msgpack.decode(raw, type=_Wire)
+        lengths = {
+            len(part) for part in (wire.shards, wire.counts, wire.sizes, wire.raw_sizes, wire.parts) if part is not None
+        }
+        if len(lengths) != 1 or wire.format not in KINDS:
+            raise ValueError("not a manifest")
         chosen = format if format is not None else KINDS[wire.format].from_options(wire.options)
         return cls(
             shards=tuple(ObjectStat(*shard) for shard in wire.shards),
             counts=np.array(wire.counts, dtype=np.int64),
-            sizes=np.array([size for _, size, _ in wire.shards], dtype=np.int64),
+            sizes=np.array(wire.sizes, dtype=np.int64),
             raw_sizes=None if wire.raw_sizes is None else np.array(wire.raw_sizes, dtype=np.int64),
             format=chosen,
             digest=wire.digest,
@@ -116,6 +125,7 @@ class Manifest:
 class _Wire(msgspec.Struct):
     shards: list[tuple[str, int, str]]
     counts: list[int]
+    sizes: list[int]
     raw_sizes: list[int] | None
     format: str
     options: dict[str, Any]
