@@ -217,7 +217,8 @@ def _is_packed(data: Bytes, ready: Ready) -> bool:
     """Whether the bytes are a compressed file, which is unpacked only once it is whole."""
     ready(0, min(len(data), 4))
     head = data[:4].tobytes()
-    return head[:3] in (b"\x1f\x8b\x08", b"BZh") or head == b"\x28\xb5\x2f\xfd"
+    zlib = head[:1] == b"x" and len(head) > 1 and int.from_bytes(head[:2], "big") % 31 == 0
+    return zlib or head[:3] in (b"\x1f\x8b\x08", b"BZh") or head == b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True, slots=True)
