@@ -7,6 +7,9 @@ the archive as they are.
 
 A member that runs past the end of the buffer, half a header and a wrong checksum are errors that name the offset;
 Python's ``tarfile`` ends silently on most of them, which loses samples without a word.
+
+An archive may be walked while it is still arriving: ``ready`` is asked for each piece before it is looked at, which are
+the headers and what lies in extended ones, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,10 +21,14 @@ from dataclasses import dataclass, field
 
 from cachefs.errors import FormatError
 
+from .abc import Ready, all_there
+
 BLOCK = 512
 _RECORD = 20 * BLOCK
 _ADLER = 65521
 _SPACES = 8 * 0x20
+_SUM_END = b"\0 "
+_SIZE_ENDS = b"\0 "
 _ZERO = bytes(BLOCK)
 _HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
 """name, size, checksum, type flag, magic, prefix"""
@@ -58,7 +65,7 @@ def is_blank(head: memoryview) -> bool:
     return len(head) >= BLOCK and not any(head)
 
 
-def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int, int, int]]:
+def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) -> Iterator[tuple[str, int, int, int]]:
     """``(name, header offset, payload offset, size)`` of each regular file, in archive order.
 
     Raises ``FormatError`` where the archive is damaged; a missing end marker alone is only noted.
@@ -68,36 +75,36 @@ def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int
         raise FormatError(
             "an empty file is no tar archive", url=url, offset=0, hint="even an empty one has an end marker"
         )
+    filling = ready is not all_there
+    read, adler = _HEADER.unpack_from, zlib.adler32
     offset = 0
     defaults: dict[str, str] = {}
     extra: dict[str, str] = {}
     pending = -1  # offset of an extended header that still waits for its member
     while True:
-        if end - offset < BLOCK:
-            if pending >= 0:
-                raise FormatError("the tar ends behind an extended header", url=url, offset=pending)
-            if offset < end and any(view[offset:end]):
-                raise FormatError("the tar is cut off within a header", url=url, offset=offset)
+        payload = offset + BLOCK
+        if filling and offset < end:
+            ready(offset, min(payload, end))
+        if payload > end:
+            _check_end(view, offset, pending, url)
             notes.messages.append("the tar has no end marker: it may have lost members or whole samples at its end")
             return
-        name, raw_size, checksum, kind, magic, prefix = _HEADER.unpack_from(view, offset)
-        if not name[0] and view[offset : offset + BLOCK] == _ZERO:
-            if pending >= 0:
-                raise FormatError("the tar ends behind an extended header", url=url, offset=pending)
-            if any(view[offset : min(offset + _RECORD + BLOCK, end)]):
+        name, raw_size, checksum, kind, magic, prefix = read(view, offset)
+        if kind == b"0" and pending < 0 and not defaults:
+            # what nearly all headers are, looked at the short way; whatever is odd about one is said below
+            size = _plain_size(raw_size, checksum, adler(view[offset:payload]))
+            if 0 <= size <= end - payload:
+                yield _name(name, prefix, magic), offset, payload, size
+                offset = payload + _padded(size)
+                continue
+        if not name[0] and view[offset:payload] == _ZERO:
+            _check_end(view, end, pending, url)
+            behind = min(offset + _RECORD + BLOCK, end)
+            ready(offset, behind)
+            if not _blank(view[offset:behind]):
                 notes.messages.append(f"data behind the tar's end marker at byte {offset} is not read (a joined tar?)")
             return
-        try:
-            sound = _checksum_holds(view[offset : offset + BLOCK], checksum)
-        except ValueError:
-            sound = False
-        if not sound:
-            raise FormatError("no tar header here (wrong checksum)", url=url, offset=offset)
-        try:
-            size = _number(raw_size)
-        except ValueError:
-            raise FormatError("the size in the tar header is not a number", url=url, offset=offset) from None
-        payload = offset + BLOCK
+        size = _checked_size(view[offset:payload], raw_size, checksum, url, offset)
         if kind in b"xgXLK":
             if size > _MOST_EXTENDED:
                 raise FormatError(
@@ -105,6 +112,7 @@ def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int
                 )
             if size > end - payload:
                 raise FormatError("the tar is cut off within an extended header", url=url, offset=offset)
+            ready(payload, payload + size)
             body = bytes(view[payload : payload + size])
             if kind == b"L":
                 extra["path"] = _text(body.split(b"\0", 1)[0])
@@ -145,6 +153,44 @@ def walk(view: memoryview, url: str, notes: TarNotes) -> Iterator[tuple[str, int
         else:
             notes.others += 1
         offset = payload + _padded(size)
+
+
+def _plain_size(raw: bytes, checksum: bytes, adler: int) -> int:
+    """The size in a header as all common writers fill it in, if its checksum holds; -1 for any other."""
+    digits, total = raw[:11], checksum[:6]
+    if not (digits.isdigit() and raw[11] in _SIZE_ENDS and total.isdigit() and checksum[6:] == _SUM_END):
+        return -1
+    try:
+        declared = int(total, 8) + sum(checksum) - _SPACES
+        return int(digits, 8) if (adler - 1) & 0xFFFF == declared else -1
+    except ValueError:
+        return -1
+
+
+def _check_end(view: memoryview, offset: int, pending: int, url: str) -> None:
+    """Whether the archive may end here, with what is left of it behind ``offset``. Raises ``FormatError``."""
+    if pending >= 0:
+        raise FormatError("the tar ends behind an extended header", url=url, offset=pending)
+    if not _blank(view[offset:]):
+        raise FormatError("the tar is cut off within a header", url=url, offset=offset)
+
+
+def _checked_size(block: memoryview, raw_size: bytes, checksum: bytes, url: str, offset: int) -> int:
+    """The size that a header declares, once its checksum holds."""
+    try:
+        sound = _checksum_holds(block, checksum)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise FormatError("no tar header here (wrong checksum)", url=url, offset=offset)
+    try:
+        return _number(raw_size)
+    except ValueError:
+        raise FormatError("the size in the tar header is not a number", url=url, offset=offset) from None
+
+
+def _blank(view: memoryview) -> bool:
+    return not bytes(view).strip(b"\0")
 
 
 def _padded(size: int) -> int:

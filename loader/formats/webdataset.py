@@ -15,7 +15,8 @@ On purpose different:
 * A cut-off or overwritten archive is an error, never a silent end. Only the end marker may be missing, with a warning.
 * The sample's key is under ``__key__``, a ``str``; there is no ``__url__`` and no ``__local_path__``.
 
-Values are views into the archive. A gzip-compressed archive is decompressed whole first.
+Values are views into the archive. An archive that is compressed as a whole (gzip, bzip2, Zstandard; its first bytes
+tell) is decompressed to memory first.
 """
 
 from __future__ import annotations
@@ -28,39 +29,13 @@ from typing import ClassVar, Literal
 from cachefs.errors import ConfigError, FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Damage, Format, Ready, SampleIndex, all_there
-from .packed import GZIP, gunzip
+from .abc import Bytes, Damage, Format, Ready, all_there
+from .packed import codec_of, unpacked
 from .tar import BLOCK, TarNotes, is_blank, is_tar, walk
+from .tar_index import TarIndex
 
 _META = re.compile(r"__[^/]*__(?:$|/)")
 _KEY = "__key__"
-
-
-@dataclass(slots=True)
-class TarIndex(SampleIndex):
-    """Per member: payload offset, size, field number; per sample: its first member and its key."""
-
-    starts: array[int]
-    sizes: array[int]
-    names: array[int]
-    first: array[int]
-    key_ends: array[int]
-    keys: bytes
-    fields: tuple[str, ...]
-    damaged: dict[int, Damage]
-    skipped: int
-    notes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.first) - 1
-
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.starts, self.sizes, self.names, self.first, self.key_ends)
-        return sum(a.itemsize * len(a) for a in arrays) + len(self.keys) + 200 * len(self.damaged) + 1000
-
-    def key(self, i: int) -> str:
-        return self.keys[self.key_ends[i] : self.key_ends[i + 1]].decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -68,6 +43,7 @@ class WebDataset(Format):
     """Options of the format; ``split`` is ``"first"`` or ``"last"``: the dot at which a base name ends its key."""
 
     name: ClassVar[str] = "webdataset"
+    streams: ClassVar[bool] = True
     split: Literal["first", "last"] = "first"
 
     def __post_init__(self) -> None:
@@ -80,7 +56,8 @@ class WebDataset(Format):
         return is_tar(block) or is_blank(block)
 
     def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
-        return gunzip(data, url, limit) if data[: len(GZIP)].tobytes() == GZIP else data
+        codec = codec_of(data)
+        return data if codec is None else unpacked(codec, data, url, limit)
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> TarIndex:
         starts, sizes, names = array("q"), array("q"), array("i")
@@ -93,7 +70,7 @@ class WebDataset(Format):
         seen: set[str] = set()
         find_dot = str.rfind if self.split == "last" else str.find
         notes = TarNotes()
-        for path, header, start, size in walk(data.data, url, notes):
+        for path, header, start, size in walk(data.data, url, notes, ready):
             dot = find_dot(path, ".", path.rfind("/") + 1)
             if dot <= 0 or (path.startswith("__") and _META.match(path)):
                 skipped += 1
