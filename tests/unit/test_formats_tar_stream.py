@@ -179,5 +179,5 @@ class TestKept:
                 sample = WebDataset().read(source, index, i, "shard")
             except FormatError:
                 continue
-            at = [m for m in range(index.first[i], index.first[i + 1])]
-            assert sum(len(v) for k, v in sample.items() if k != "__key__") <= sum(index.sizes[m] for m in at)
+            sizes = index.sizes[index.first[i] : index.first[i + 1]]
+            assert sum(len(v) for k, v in sample.items() if k != "__key__") <= sum(sizes)
