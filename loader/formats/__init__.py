@@ -8,8 +8,21 @@ from __future__ import annotations
 
 from .abc import Format, SampleIndex
 from .detect import detect, detect_bytes, resolve
+from .llmc import LlmC
 from .mds import Mds
+from .megatron import Megatron
 from .tokens import Tokens
 from .webdataset import WebDataset
 
-__all__ = ["Format", "Mds", "SampleIndex", "Tokens", "WebDataset", "detect", "detect_bytes", "resolve"]
+__all__ = [
+    "Format",
+    "LlmC",
+    "Mds",
+    "Megatron",
+    "SampleIndex",
+    "Tokens",
+    "WebDataset",
+    "detect",
+    "detect_bytes",
+    "resolve",
+]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from .abc import Format
+from .llmc import LlmC
 from .mds import Mds
+from .megatron import Megatron
 from .tokens import Tokens
 from .webdataset import WebDataset
 
-ORDER: tuple[type[Format], ...] = (WebDataset, Mds)
+ORDER: tuple[type[Format], ...] = (WebDataset, LlmC, Megatron, Mds)
 """Those with a magic number or a checksum first, those that are told by their structure last."""
 
 _ALL: tuple[type[Format], ...] = (*ORDER, Tokens)
