@@ -7,7 +7,9 @@ damaged or hostile stream cannot take more memory than ``limit`` (or :data:`MOST
 from __future__ import annotations
 
 import bz2
+import lzma
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,20 +20,61 @@ from .abc import Bytes
 GZIP = b"\x1f\x8b\x08"
 ZSTD = b"\x28\xb5\x2f\xfd"
 BZ2 = b"BZh"
+XZ = b"\xfd7zXZ\x00"
 MOST = 8 << 30
 """Bytes; the largest shard that is decompressed where its size is not known beforehand."""
 _STEP = 1 << 20
 _FIRST = 512
+_XZ_MEMORY = 128 << 20
+_SKIPPABLE = 0x184D2A50
+_RLE = 1
+_SNAPPY_RATIO = 22
+"""No Snappy block grows more: its densest element is 3 bytes that stand for 64."""
+
+
+def codec_of(data: Bytes) -> str | None:
+    """Which of :data:`CODECS` the first bytes are the magic number of; ``None``: of none."""
+    head = data[:6].tobytes()
+    return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
+
+
+def unpacked(codec: str, data: Bytes, url: str, limit: int | None = None) -> Bytes:
+    """What ``data`` decompresses to with one of :data:`CODECS`; ``limit``: the size that it must have."""
+    return CODECS[codec](data, url, limit)
 
 
 def unpack(data: Bytes, url: str, limit: int | None = None) -> Bytes:
-    """What a gzip, Zstandard or bzip2 file holds, told by its first bytes; other data as it is."""
-    head = data[:4].tobytes()
-    if head.startswith(GZIP):
-        return gunzip(data, url, limit)
-    if head.startswith(ZSTD):
-        return unzstd(data, url, limit)
-    return unbz2(data, url, limit) if head.startswith(BZ2) else data
+    """What a compressed file holds, told by its first bytes; other data as it is."""
+    codec = codec_of(data)
+    return data if codec is None else unpacked(codec, data, url, limit)
+
+
+def begins(data: Bytes, size: int) -> bytes:
+    """The first ``size`` bytes of what a compressed file with a magic number holds; fewer where it is damaged."""
+    out = bytearray()
+    codec = codec_of(data)
+    try:
+        if codec == "zstd":
+            import zstandard
+
+            with zstandard.ZstdDecompressor().stream_reader(data.data, read_across_frames=True) as frames:
+                try:
+                    while len(out) < size and (part := frames.read(min(_STEP, size - len(out)))):
+                        out += part
+                except zstandard.ZstdError:
+                    return bytes(out)
+        elif codec == "gz":
+            out += zlib.decompressobj(wbits=31).decompress(data.data, size)
+        elif codec is not None:
+            stream = bz2.BZ2Decompressor() if codec == "bz2" else _xz()
+            at = 0
+            while len(out) < size and not stream.eof and at < len(data):
+                chunk = data.data[at : at + _STEP] if stream.needs_input else b""
+                at += len(chunk)
+                out += stream.decompress(chunk, size - len(out))
+    except (zlib.error, lzma.LZMAError, OSError, EOFError):
+        pass  # what came before the damage
+    return bytes(out)
 
 
 def is_zlib(head: bytes) -> bool:
@@ -76,11 +119,30 @@ def _inflate(data: Bytes, url: str, limit: int | None, wbits: int, what: str) ->
         except zlib.error as e:
             raise FormatError(f"the {what} that starts here is damaged: {e}", url=url, offset=member) from e
         at -= len(stream.unused_data)
-    return np.frombuffer(out, np.uint8)
+    return _whole(out, limit, url)
 
 
 def unbz2(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     """All streams of a bzip2 file, one after the other, their CRCs checked. Zeros behind the last one are padding."""
+    return _streams(data, url, limit, bz2.BZ2Decompressor, "bzip2")
+
+
+def unxz(data: Bytes, url: str, limit: int | None = None) -> Bytes:
+    """All streams of an xz file, one after the other, their checks checked. Zeros behind the last one are padding."""
+    return _streams(data, url, limit, _xz, "xz")
+
+
+def _xz() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+
+def _streams(
+    data: Bytes,
+    url: str,
+    limit: int | None,
+    make: Callable[[], bz2.BZ2Decompressor] | Callable[[], lzma.LZMADecompressor],
+    what: str,
+) -> Bytes:
     most = MOST if limit is None else limit
     source = data.data
     out = bytearray()
@@ -88,7 +150,7 @@ def unbz2(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     while at < len(source):
         if source[at] == 0 and not data[at:].any():
             break
-        stream = bz2.BZ2Decompressor()
+        stream = make()
         member, step = at, _FIRST
         try:
             while not stream.eof:
@@ -99,37 +161,127 @@ def unbz2(data: Bytes, url: str, limit: int | None = None) -> Bytes:
                     step = min(2 * step, _STEP)
                     if not chunk:
                         raise FormatError(
-                            f"the bzip2 stream that starts at byte {member} is cut off", url=url, offset=at
+                            f"the {what} stream that starts at byte {member} is cut off", url=url, offset=at
                         )
                 out += stream.decompress(chunk, _STEP)
                 _check(len(out), most, url)
-        except OSError as e:
-            raise FormatError(f"the bzip2 stream that starts here is damaged: {e}", url=url, offset=member) from e
+        except (OSError, lzma.LZMAError) as e:
+            raise FormatError(f"the {what} stream that starts here is damaged: {e}", url=url, offset=member) from e
         at -= len(stream.unused_data)
-    return np.frombuffer(out, np.uint8)
+    return _whole(out, limit, url)
 
 
-def unzstd(data: Bytes, url: str, limit: int | None = None) -> Bytes:
-    """All frames of a Zstandard file, one after the other."""
+def unzstd(data: Bytes, url: str, limit: int | None = None, *, most: int | None = None) -> Bytes:
+    """All frames of a Zstandard file, one after the other. ``most``: a bound on the size, where only that is known."""
     import zstandard
+
+    bound = most if most is not None else MOST if limit is None else limit
+    out = bytearray()
+    try:
+        size = zstandard.frame_content_size(data.data[:18])
+        _check(max(size, 0), bound, url)
+        with zstandard.ZstdDecompressor().stream_reader(data.data, read_across_frames=True) as stream:
+            while part := stream.read(_STEP):
+                out += part
+                _check(len(out), bound, url)
+    except zstandard.ZstdError as e:
+        raise FormatError(f"the Zstandard stream is damaged: {e}", url=url, offset=0) from e
+    if len(out) < size or _cut_off(data.data):
+        raise FormatError("the Zstandard stream is cut off", url=url, offset=len(data))
+    return _whole(out, limit, url)
+
+
+def _cut_off(frames: memoryview) -> bool:
+    """Whether Zstandard frames that decompress (RFC 8878) end before their last block does: no decoder says so."""
+    import zstandard
+
+    at = 0
+    while at < len(frames):
+        if int.from_bytes(frames[at : at + 4], "little") & 0xFFFFFFF0 == _SKIPPABLE:
+            at += 8 + int.from_bytes(frames[at + 4 : at + 8], "little")
+            continue
+        head = frames[at : at + 18]
+        try:
+            checksum = zstandard.get_frame_parameters(head).has_checksum
+        except zstandard.ZstdError:
+            return True
+        at += zstandard.frame_header_size(head)
+        block = 0
+        while not block & 1:
+            if at + 3 > len(frames):
+                return True
+            block = int.from_bytes(frames[at : at + 3], "little")
+            at += 3 + (1 if block >> 1 & 3 == _RLE else block >> 3)
+        at += 4 * checksum
+    return at > len(frames)
+
+
+def unbrotli(data: Bytes, url: str, limit: int | None = None) -> Bytes:
+    """A Brotli stream. It has no checksum and no magic number."""
+    import pyarrow as pa
 
     most = MOST if limit is None else limit
     out = bytearray()
     try:
-        size = zstandard.frame_content_size(data.data[:18])
-        _check(max(size, 0), most, url)
-        with zstandard.ZstdDecompressor().stream_reader(data.data, read_across_frames=True) as stream:
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), "brotli") as stream:
             while part := stream.read(_STEP):
                 out += part
                 _check(len(out), most, url)
-    except zstandard.ZstdError as e:
-        raise FormatError(f"the Zstandard stream is damaged: {e}", url=url, offset=0) from e
-    if len(out) < size or (limit is not None and len(out) != limit):
-        wanted = limit if limit is not None else size
-        raise FormatError(f"decompresses to {len(out)} bytes, not to {wanted}: cut off or another file", url=url)
+    except OSError as e:
+        raise FormatError(f"the Brotli stream is damaged: {_one_line(e)}", url=url, offset=0) from e
+    return _whole(out, limit, url)
+
+
+def unsnappy(data: Bytes, url: str, limit: int | None = None) -> Bytes:
+    """A raw Snappy block, as ``snappy.compress`` writes it: no frames, no checksum, no magic number."""
+    import pyarrow as pa
+
+    size = _varint(data[:5].tolist())
+    if size is None or size > _SNAPPY_RATIO * len(data):
+        raise FormatError("no Snappy block: its size is damaged", url=url, offset=0)
+    if limit is not None and size != limit:
+        raise FormatError(f"decompresses to {size} bytes, not to {limit}: another file", url=url, offset=0)
+    if not size:
+        return np.empty(0, np.uint8)
+    try:
+        out = pa.Codec("snappy").decompress(pa.py_buffer(data), decompressed_size=size)
+    except (OSError, pa.ArrowException) as e:
+        raise FormatError(f"the Snappy block is damaged: {_one_line(e)}", url=url, offset=0) from e
+    return np.frombuffer(out, np.uint8)
+
+
+def _varint(head: list[int]) -> int | None:
+    size = 0
+    for place, byte in enumerate(head):
+        size |= (byte & 127) << (7 * place)
+        if byte < 128:
+            return size if size < 1 << 32 else None
+    return None
+
+
+Unpack = Callable[[Bytes, str, "int | None"], Bytes]
+CODECS: dict[str, Unpack] = {
+    "gz": gunzip,
+    "bz2": unbz2,
+    "xz": unxz,
+    "zstd": unzstd,
+    "br": unbrotli,
+    "snappy": unsnappy,
+}
+"""By the names that MDS indexes use. Brotli and Snappy have no magic number: they are told by an index alone."""
+_MAGIC = {GZIP: "gz", ZSTD: "zstd", BZ2: "bz2", XZ: "xz"}
+
+
+def _whole(out: bytearray, limit: int | None, url: str) -> Bytes:
+    if limit is not None and len(out) != limit:
+        raise FormatError(f"decompresses to {len(out)} bytes, not to {limit}: cut off or another file", url=url)
     return np.frombuffer(out, np.uint8)
 
 
 def _check(size: int, most: int, url: str) -> None:
     if size > most:
         raise FormatError(f"decompresses to more than {most} bytes", url=url, hint="write smaller shards")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
