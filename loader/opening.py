@@ -42,14 +42,17 @@ class ClientObjects:
         self._whole = whole
         self._open: list[Shard] = []
 
-    def map(self, url: str) -> Mapped:
-        version, size = self._known.get(url, (None, None))
+    def map(self, url: str, stat: ObjectStat | None = None) -> Mapped:
+        version, size = self._known.get(url, (None, None)) if stat is None else (stat.version, stat.size)
         shard = self._client.open(url, version=version, size=size)
         self._open.append(shard)
         view = shard.view()
         if self._whole and len(view) <= _POPULATE_MOST:
             _populate(view)
         return Mapped(np.frombuffer(view, np.uint8))
+
+    def bound(self, url: str) -> tuple[str, int] | None:
+        return self._known.get(url)
 
     def read(self, url: str) -> bytes:
         return self._client.read(url)

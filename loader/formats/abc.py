@@ -63,8 +63,11 @@ class Objects(Protocol):
     and live as long as the last view into them.
     """
 
-    def map(self, url: str) -> Mapped:
-        """One object's bytes, perhaps before they have arrived."""
+    def map(self, url: str, stat: ObjectStat | None = None) -> Mapped:
+        """One object's bytes, perhaps before they have arrived. ``stat``: as a listing saw it; another is ``Changed``."""
+
+    def bound(self, url: str) -> tuple[str, int] | None:
+        """Version and size that the data set's listing saw of this URL; ``None`` where there was no listing."""
 
     def read(self, url: str) -> bytes:
         """One small object, whole."""
@@ -74,6 +77,9 @@ class Objects(Protocol):
 
     def list(self, folder: str) -> Sequence[ObjectStat]:
         """All objects below a folder, in order of their names."""
+
+    def close(self) -> None:
+        """Give back what the maps so far hold open (leases, descriptors); they stay valid, and more may be made."""
 
 
 class Opened(NamedTuple):
