@@ -34,6 +34,7 @@ SIDE_SUFFIXES = frozenset((
     ".ini", ".cfg",
 ))
 # fmt: on
+_LOCK = "lock.mdb"
 _MAGIC = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -230,4 +231,5 @@ def _hidden(url: str, folder: str) -> bool:
 
 
 def _beside(url: str) -> bool:
-    return os.path.splitext(_basename(url))[1].lower() in SIDE_SUFFIXES
+    name = _basename(url).lower()
+    return os.path.splitext(name)[1] in SIDE_SUFFIXES or name == _LOCK

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .abc import Format, SampleIndex
 from .detect import detect, detect_bytes, resolve
 from .llmc import LlmC
+from .lmdb import Lmdb
 from .mds import Mds
 from .megatron import Megatron
 from .tokens import Tokens
@@ -17,6 +18,7 @@ from .webdataset import WebDataset
 __all__ = [
     "Format",
     "LlmC",
+    "Lmdb",
     "Mds",
     "Megatron",
     "SampleIndex",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from .abc import Format
 from .llmc import LlmC
+from .lmdb import Lmdb
 from .mds import Mds
 from .megatron import Megatron
 from .tokens import Tokens
 from .webdataset import WebDataset
 
-ORDER: tuple[type[Format], ...] = (WebDataset, LlmC, Megatron, Mds)
+ORDER: tuple[type[Format], ...] = (WebDataset, Lmdb, LlmC, Megatron, Mds)
 """Those with a magic number or a checksum first, those that are told by their structure last."""
 
 _ALL: tuple[type[Format], ...] = (*ORDER, Tokens)
