@@ -1,4 +1,4 @@
-"""What a data set's source names: a folder, a pattern, a list of URLs or an MDS index become a list of shards.
+"""What a data set's source names: a folder, a pattern, a list of URLs or an index become a list of shards.
 
 A name is taken as it stands first: ``br[1].tar`` is that object if there is one, else a pattern. In patterns ``{a,b}``
 and ``{000..011}`` multiply out, ``*`` and ``?`` stay within one folder, ``**`` does not. A folder means all objects in
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound, UnknownFormat
 from cachefs.objstore.url import parse_url
 
-from .formats import Format
+from .formats import Format, WebDataset
 from .layouts import LAYOUTS, Folder, Found
 from .layouts.mds_index import INDEX
+from .layouts.wids import MOST as MOST_LISTING
+from .layouts.wids import read_wids, wids_found
 
 if TYPE_CHECKING:
     from cachefs.client import Client, ObjectStat
@@ -35,6 +37,8 @@ SIDE_SUFFIXES = frozenset((
 ))
 # fmt: on
 _LOCK = "lock.mdb"
+_LENGTH = "__len__"
+_TABLE = ".parquet"
 _MAGIC = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -90,7 +94,7 @@ def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool
             if _basename(stat.url) == INDEX:
                 return _by_index(stat, client, format)
             if stat.size or _is_local(url) or not _listed_if_allowed(url, client):
-                return Found((stat,))
+                return _by_listing(stat, client, format) or Found((stat,))
             # an empty object beside a folder of the same name is that folder's marker
     choices = list(expand_braces(url)) if patterns else [url]
     if choices != [url]:
@@ -120,12 +124,21 @@ def _by_index(stat: ObjectStat, client: Client, format: Format | None) -> Found:
     return found
 
 
+def _by_listing(stat: ObjectStat, client: Client, format: Format | None) -> Found | None:
+    """What a JSON file lists, if it is a list of tars and not data itself."""
+    if format not in (None, WebDataset()) or not stat.url.lower().endswith(".json") or stat.size > MOST_LISTING:
+        return None
+    shards = read_wids(client.read(stat.url), stat.url)
+    return None if shards is None else wids_found(shards, {}, client)
+
+
 def _in_folder(url: str, listed: Sequence[ObjectStat], client: Client, format: Format | None) -> Found:
     base = (parse_url(url).key if _is_local(url) else url).rstrip("/")
     found = _by_layout(Folder(base, tuple(listed), client, format))
     if found is not None:
         return found
-    return Found(tuple(item for item in listed if not _hidden(item.url, url) and not _beside(item.url)))
+    shards = [item for item in listed if not _hidden(item.url, url) and not _beside(item.url)]
+    return Found(_without_tables(shards, format))
 
 
 def _by_layout(folder: Folder) -> Found | None:
@@ -164,7 +177,18 @@ def _by_pattern(pattern: str, client: Client) -> Found:
     )
     if not stats:
         raise NotFound("no object matches the pattern", url=pattern)
-    return Found(stats)
+    return Found(stats if suffix == _TABLE else _without_tables(stats, None))
+
+
+def _without_tables(shards: Sequence[ObjectStat], format: Format | None) -> tuple[ObjectStat, ...]:
+    """Without the Parquet files of img2dataset, which describe the tars of the same names; or without these tars,
+    where Parquet is asked for."""
+    names = {item.url for item in shards}
+    ends = (_TABLE, ".tar") if format is None or format.name == WebDataset.name else (".tar", _TABLE)
+    drop, keep = ends
+    return tuple(
+        item for item in shards if not (item.url.endswith(drop) and item.url.removesuffix(drop) + keep in names)
+    )
 
 
 def expand_braces(text: str) -> Iterator[str]:
@@ -232,4 +256,4 @@ def _hidden(url: str, folder: str) -> bool:
 
 def _beside(url: str) -> bool:
     name = _basename(url).lower()
-    return os.path.splitext(name)[1] in SIDE_SUFFIXES or name == _LOCK
+    return os.path.splitext(name)[1] in SIDE_SUFFIXES or name in (_LOCK, _LENGTH)

@@ -7,9 +7,11 @@ which format, and, where the tool wrote them down, how many samples each holds, 
 from __future__ import annotations
 
 from .abc import Folder, Found, Layout
+from .energon import energon_layout
 from .mds_index import mds_layout
+from .wids import wids_layout
 
-LAYOUTS: tuple[Layout, ...] = (mds_layout,)
+LAYOUTS: tuple[Layout, ...] = (mds_layout, energon_layout, wids_layout)
 """In the order in which a folder is tried on them; the first that knows it decides."""
 
 __all__ = ["LAYOUTS", "Folder", "Found", "Layout"]
