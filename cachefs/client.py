@@ -20,15 +20,16 @@ from .forklock import ForkLock
 from .local import LocalShard, list_folder, read_file, stat_file
 from .objstore.url import parse_url
 from .protocol import EntryInfo, Evicted
-from .remote import OpenArgs, RemoteShard, fetch_into, unexpected
+from .remote import RemoteShard, fetch_into, unexpected
 from .session import Session
-from .shard import ObjectStat, Shard
+from .shard import FillingView, ObjectStat, Shard
+from .waiting import OpenArgs
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Client", "EntryInfo", "Evicted", "ObjectStat", "Shard", "connect"]
+__all__ = ["Client", "EntryInfo", "Evicted", "FillingView", "ObjectStat", "Shard", "connect"]
 
 _READ_PIECE = 4 << 20
 _READ_TRIES = 3

@@ -128,6 +128,10 @@ class DiskFault(CacheError, OSError):
     """The cache directory's disk failed (EIO, EROFS, vanished mount); reads pass through to the origin."""
 
 
+class Superseded(CacheError):
+    """The file under a map was replaced before all of it had arrived: map the object anew."""
+
+
 class DeadlineExceeded(NearflashError, TimeoutError):
     """A wait reached its deadline."""
 

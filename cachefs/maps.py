@@ -14,6 +14,23 @@ from .errors import NearflashError
 from .limits import system_calls
 
 _EXTRA: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_STATUS = "/proc/self/status"
+
+
+def follows_file(status: str = _STATUS) -> bool:
+    """Whether a private map shows what is written to its file later, in pages that nobody wrote to.
+
+    POSIX leaves this open. On Linux such pages *are* the pages of the file, which ``write`` changes, also where they
+    were looked at before. What makes them private is a write, and what counts as one: pinning for a device, and
+    locking, which is why a process that locks its memory (``mlockall``; ``status`` as proc(5) has it) is told no.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        with open(status, encoding="ascii", errors="replace") as file:
+            return any(line.split() == ["VmLck:", "0", "kB"] for line in file)
+    except OSError:
+        return False  # no /proc here: nobody knows
 
 
 def private_map(fd: int, size: int, url: str | None = None) -> memoryview:

@@ -42,6 +42,11 @@ class PassThrough:
     def has(self, start: int, end: int) -> bool:
         return self._present.find(0, start // self._piece, -(-end // self._piece)) < 0
 
+    def present_to(self, start: int) -> int:
+        """Up to where every byte from ``start`` on is there."""
+        missing = self._present.find(0, start // self._piece)
+        return self._size if missing < 0 else max(start, missing * self._piece)
+
     def bytes_with(self, start: int, end: int) -> int:
         """The memory in use once ``[start, end)`` is there."""
         first, last = start // self._piece, -(-end // self._piece)

@@ -6,22 +6,23 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from . import protocol
 from .bitmap import BitmapReader
 from .connection import Connection
 from .errors import CacheError, CacheFull, DeadlineExceeded, DiskFault, NearflashError
+from .filling import Arrivals, Source
+from .lease import Lease
 from .limits import private_limit, system_calls
-from .maps import private_map
+from .maps import follows_file, private_map
 from .passthrough import PassThrough
 from .progress import human_bytes
 from .redaction import redact
 from .session import REPLY_MARGIN, Expired, Session
-from .shard import Shard
+from .shard import FillingView, Shard
+from .waiting import OpenArgs, Watch
 
-_WINDOW = 5.0
-"""Seconds that one wait at the daemon lasts at most; then the client looks at progress and asks again."""
 _LAST_WORD = 0.1
 """Seconds beyond the deadline for the reply of a daemon that waits until the deadline itself; without them every wait
 that ends by its deadline would cost the connection, too."""
@@ -31,56 +32,13 @@ _MORE_ROOM = "raise NEARFLASH_QUOTA, or NEARFLASH_PASSTHROUGH_BYTES if the memor
 log = logging.getLogger("cachefs")
 
 
-@dataclass(frozen=True)
-class OpenArgs:
-    """What was asked for: enough to open again after the daemon or the process has changed."""
-
-    url: str
-    version: str | None
-    size: int | None
-    deadline: float | None
-    stall: float
-    """Seconds without any new chunk after which a wait without ``deadline`` ends."""
-    private: int | None = None
-    """Most bytes of the object that are kept in this process's memory past the cache (``None``: by what is free)."""
-
-
-class Attachment:
-    """A lease on a cache entry with its two files: the data, and the bitmap of what is present."""
-
-    def __init__(self, session: Session, opened: protocol.Opened, data_fd: int, bitmap: BitmapReader) -> None:
-        self.session = session
-        self.lease = opened.lease
-        self.chunk_size = opened.chunk_size
-        self.fd = data_fd
-        self.bits = bitmap
-
-    def has(self, start: int, end: int) -> bool:
-        return self.first_missing(start, end) is None
-
-    def first_missing(self, start: int, end: int) -> int | None:
-        return self.bits.first_missing(start // self.chunk_size, -(-end // self.chunk_size))
-
-    def close(self) -> None:
-        """Close the files; the lease goes back with the session's next request. Idempotent."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-            self.bits.close()
-            if self.session.pid == os.getpid():
-                self.session.give_back(self.lease)
-
-    def __del__(self) -> None:
-        self.close()
-
-
 class RemoteShard(Shard):
     """See :class:`Shard`. Goes on by itself after a restart of the daemon, in a forked child, or without a cache."""
 
     def __init__(self, session: Callable[[], Session], args: OpenArgs) -> None:
         self._session = session
         self._args = args
-        self._replaced: list[Attachment] = []
+        self._replaced: list[Lease] = []
         self._closed = False
         self.url = args.url
         until = math.inf if args.deadline is None else session().clock.monotonic() + args.deadline
@@ -92,7 +50,7 @@ class RemoteShard(Shard):
 
     @property
     def cached(self) -> bool:
-        return isinstance(self._source, Attachment)
+        return isinstance(self._source, Lease)
 
     @property
     def uncached_reason(self) -> str:
@@ -100,6 +58,16 @@ class RemoteShard(Shard):
 
     def view(self) -> memoryview:
         return private_map(self._ready(0, self.size).fd, self.size, self.url)
+
+    def filling(self) -> FillingView:
+        if not follows_file():
+            return super().filling()
+        self._check_open()
+        source = self._source
+        view = private_map(source.fd, self.size, self.url)
+        if source.has(0, self.size):
+            return FillingView(view, self.url)
+        return FillingView(view, self.url, Arrivals(self.url, source, self._ready).arrive)
 
     def wait(self, start: int, end: int) -> None:
         self.check_range(start, end)
@@ -116,24 +84,26 @@ class RemoteShard(Shard):
         for source in (self._source, *self._replaced):
             source.close()
         session = self._session()
-        if isinstance(self._source, Attachment) and self._source.session is session:
+        if isinstance(self._source, Lease) and self._source.session is session:
             session.flush()
 
-    def _ready(self, start: int, end: int) -> Attachment | PassThrough:
-        """The source that holds ``[start, end)``, once it does."""
+    def _ready(self, start: int, end: int, accept: Callable[[Source], None] = lambda _: None) -> Lease | PassThrough:
+        """The source that holds ``[start, end)``, once it does. ``accept`` is shown each that is expected to."""
         self._check_open()
         source = self._source
+        accept(source)
         if source.has(start, end):
             return source
         watch = Watch(self._args, self._session().clock.monotonic())
         try:
             with system_calls("waiting for it", self.url):
-                return self._wait_for(start, end, watch)
+                return self._wait_for(start, end, watch, accept)
         except Expired as e:
             raise watch.error() from e
 
-    def _wait_for(self, start: int, end: int, watch: Watch) -> Attachment | PassThrough:
+    def _wait_for(self, start: int, end: int, watch: Watch, accept: Callable[[Source], None]) -> Lease | PassThrough:
         while not (source := self._source).has(start, end):
+            accept(source)
             if isinstance(source, PassThrough):
                 self._require_memory(source.bytes_with(start, end))
                 source.ensure(start, end, until=watch.until)
@@ -141,14 +111,15 @@ class RemoteShard(Shard):
                 self._open(watch.until)
             else:
                 self._wait_once(source, start, end, watch)
+        accept(source)
         return source
 
-    def _wait_once(self, source: Attachment, start: int, end: int, watch: Watch) -> None:
+    def _wait_once(self, source: Lease, start: int, end: int, watch: Watch) -> None:
         first = source.first_missing(start, end)
         if first is None:
             return
         seconds = watch.window()
-        request = protocol.Wait(source.lease, first, -(-end // source.chunk_size), seconds)
+        request = protocol.Wait(source.number, first, -(-end // source.chunk_size), seconds)
         try:
             until = watch.until + _LAST_WORD
             reply, _ = source.session.call(request, timeout=seconds + REPLY_MARGIN, until=until)
@@ -175,7 +146,7 @@ class RemoteShard(Shard):
                 return
             if len(fds) != 2:
                 raise CacheError(f"the daemon sent {len(fds)} descriptors instead of 2", url=args.url)
-            source = Attachment(session, reply, fds[0], BitmapReader(fds[1]))
+            source = Lease(session, reply, fds[0], BitmapReader(fds[1]))
             fds.pop(0)
         except BaseException:
             if isinstance(reply, protocol.Opened) and reply.lease:
@@ -207,11 +178,11 @@ class RemoteShard(Shard):
             what = f"its {size} do not fit into the cache ({self._reason}), and past it {most} may be kept in memory"
             raise CacheFull(what, url=self.url, hint=_MORE_ROOM)
 
-    def _replace(self, source: Attachment | PassThrough) -> None:
+    def _replace(self, source: Lease | PassThrough) -> None:
         old = getattr(self, "_source", None)
-        if isinstance(old, Attachment):
+        if isinstance(old, Lease):
             self._replaced.append(old)  # another thread may be reading from its descriptor
-        self._source: Attachment | PassThrough = source
+        self._source: Lease | PassThrough = source
 
     def _fetch(self, start: int, end: int, target: memoryview, until: float) -> None:
         request = protocol.Fetch(self.url, self.version, self.size, start, end)
@@ -220,42 +191,6 @@ class RemoteShard(Shard):
     def _check_open(self) -> None:
         if self._closed:
             raise NearflashError("the shard is closed", url=self.url)
-
-
-class Watch:
-    """Decides when a wait has lasted too long: at its deadline, else when nothing new came for the stall time."""
-
-    def __init__(self, args: OpenArgs, now: float) -> None:
-        self._args = args
-        self._present = -1
-        self._ends = now + (args.stall if args.deadline is None else args.deadline)
-        self._now = now
-
-    @property
-    def until(self) -> float:
-        """When the deadline that was asked for is over; ``inf`` without one."""
-        return math.inf if self._args.deadline is None else self._ends
-
-    def window(self) -> float:
-        """How long the next wait may last. Raises ``DeadlineExceeded`` when nothing is left."""
-        left = self._ends - self._now
-        if left <= 0:
-            raise self.error()
-        return min(_WINDOW, left)
-
-    def error(self) -> DeadlineExceeded:
-        """For a wait that has lasted too long."""
-        if self._args.deadline is None:
-            return DeadlineExceeded(f"nothing arrived for {self._args.stall:.0f} s", url=self._args.url)
-        return DeadlineExceeded(f"not all there after {self._args.deadline:g} s", url=self._args.url)
-
-    def note(self, present: int, now: float) -> None:
-        """``present`` chunks are there now."""
-        self._now = now
-        if present != self._present:
-            self._present = present
-            if self._args.deadline is None:
-                self._ends = now + self._args.stall
 
 
 def fetch_into(session: Session, request: protocol.Fetch, target: memoryview, *, until: float = math.inf) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,36 @@ class ObjectStat:
     def is_prefix(self) -> bool:
         """A folder of a listing with a delimiter, not an object."""
         return not self.version and self.url.endswith("/")
+
+
+class FillingView:
+    """A map of an object of which not all bytes need to be there yet; see :meth:`Shard.filling`.
+
+    ``view`` is as :meth:`Shard.view` gives it, but bytes that have not arrived read as anything, mostly zeros.
+    ``arrive(start, end)`` waits for bytes and tells up to where all are there; without it, all are. Thread-safe.
+    """
+
+    def __init__(self, view: memoryview, url: str, arrive: Callable[[int, int], int] | None = None) -> None:
+        self.view = view
+        self._url = url
+        self._arrive = arrive
+        self._there = len(view) if arrive is None else 0
+
+    def ready(self, start: int, end: int) -> None:
+        """Return once bytes ``[start, end)`` can be read in :attr:`view`.
+
+        Bytes within what is known to be there cost two comparisons, others that are there a look at shared memory.
+        Raises :class:`~.errors.Superseded` when the cache goes on with another file than the one that is mapped (the
+        entry was evicted while its daemon was away, or the object is read past the cache by now): what was ready stays
+        so, for the rest call :meth:`Shard.filling` again. Otherwise raises as :meth:`Shard.wait`. The shard has to be
+        open while bytes are still missing.
+        """
+        if 0 <= start <= end <= self._there:
+            return
+        if not 0 <= start <= end <= len(self.view):
+            raise ConfigError(f"bytes {start} to {end} are not within its {len(self.view)}", url=self._url)
+        if self._arrive is not None:
+            self._there = self._arrive(start, end)
 
 
 class Shard(ABC):
@@ -64,6 +95,15 @@ class Shard(ABC):
         slices) and goes with the last of them; it does not need the shard to stay open. Raises
         ``DeadlineExceeded`` when the origin makes no progress, or the origin's error.
         """
+
+    def filling(self) -> FillingView:
+        """A view as :meth:`view` gives it, at once: ask it for the bytes that are needed before looking at them.
+
+        Until bytes are ready they must not be written to, locked or pinned (``mlock``, ``cudaHostRegister``): the page
+        would be this process's own from then on, and not show them. Where the system does not promise that a private
+        map follows its file, and for objects that are there anyway, all bytes are waited for here.
+        """
+        return FillingView(self.view(), self.url)
 
     @abstractmethod
     def wait(self, start: int, end: int) -> None:

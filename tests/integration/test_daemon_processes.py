@@ -252,6 +252,24 @@ def test_a_daemon_killed_during_a_wait_is_restarted_and_the_wait_goes_on(world: 
         shard.close()
 
 
+def test_a_filling_map_goes_on_after_its_daemon_was_killed(world: World) -> None:
+    """The heir fills the same file, so nobody has to map it anew."""
+    data = world.put("shard", 12 * MIB + 5)
+    world.proxy.set_rate(6 * MIB)
+    with world.node.client() as client, client.open(world.url("shard")) as shard:
+        filling = shard.filling()
+        assert bytes(filling.view[8 * MIB :]) == bytes(4 * MIB + 5)
+        filling.ready(0, 3 * MIB)
+        assert sha(filling.view[: 3 * MIB]) == sha(data[: 3 * MIB])
+        assert world.node.kill_daemon()
+        world.proxy.set_rate(None)
+        for start in range(0, len(data), 100_000):
+            end = min(start + 100_000, len(data))
+            filling.ready(start, end)
+            assert filling.view[start:end] == data[start:end]
+        assert sha(filling.view) == sha(data)
+
+
 def test_mapped_entries_stay_readable_without_a_daemon(world: World) -> None:
     data = world.put("shard", 2 * MIB)
     with world.node.client() as client:

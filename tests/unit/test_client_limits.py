@@ -19,8 +19,9 @@ from cachefs.errors import CacheError, CacheFull
 from cachefs.limits import private_limit
 from cachefs.maps import private_map
 from cachefs.passthrough import PassThrough
-from cachefs.remote import OpenArgs, RemoteShard
+from cachefs.remote import RemoteShard
 from cachefs.session import Session
+from cachefs.waiting import OpenArgs
 
 PIECE = 1 << 16
 OUT = r"too many open files.*\(raise ulimit -n\)"

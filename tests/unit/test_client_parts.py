@@ -20,11 +20,11 @@ from cachefs.maps import private_map
 from cachefs.passthrough import PassThrough
 from cachefs.progress import byte_bar, human_bytes
 from cachefs.protocol import Open
-from cachefs.remote import OpenArgs, Watch
 from cachefs.selection import select
 from cachefs.session import Session
 from cachefs.stopping import stop_and_wait
 from cachefs.testing.clock import ManualClock
+from cachefs.waiting import OpenArgs, Watch
 
 
 def settings_in(folder: Path, **changes: object) -> Settings:
