@@ -105,7 +105,8 @@ class Manifest:
         }
         if len(lengths) != 1 or wire.format not in KINDS:
             raise ValueError("not a manifest")
-        chosen = format if format is not None else KINDS[wire.format].from_options(wire.options)
+        named = KINDS[wire.format].from_options(wire.options)
+        chosen = named if format is None else format.completed(named)
         return cls(
             shards=tuple(ObjectStat(*shard) for shard in wire.shards),
             counts=np.array(wire.counts, dtype=np.int64),
@@ -147,8 +148,8 @@ def build_manifest(
     and, unless ``on_error="skip"``, the first damaged shard's ``FormatError``.
     """
     found = find_shards(source, client, format)
-    if format is None:
-        format = found.format
+    if found.format is not None:
+        format = found.format if format is None else format.completed(found.format)
     if format is None:
         format = detect_format(found.stats, client, on_error)
     if found.counts is not None:

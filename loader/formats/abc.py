@@ -64,7 +64,7 @@ class Objects(Protocol):
     """
 
     def map(self, url: str, stat: ObjectStat | None = None) -> Mapped:
-        """One object's bytes, perhaps before they have arrived. ``stat``: as a listing saw it; another is ``Changed``."""
+        """One object's bytes, perhaps before they have arrived. ``stat``: as a listing saw it, else ``Changed``."""
 
     def bound(self, url: str) -> tuple[str, int] | None:
         """Version and size that the data set's listing saw of this URL; ``None`` where there was no listing."""
@@ -201,6 +201,10 @@ class Format(ABC):
     def canonical(self, name: str) -> str:
         """A field name as the user wrote it, in the spelling that samples of this format use."""
         return name
+
+    def completed(self, known: Format) -> Self:
+        """This format with what an index of the data says (``known``) where the user's options leave it open."""
+        return self
 
     def identity(self) -> str:
         """The options that shape samples, for the data set's digest."""

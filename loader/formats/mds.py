@@ -2,30 +2,43 @@
 
 A shard is ``n`` (uint32), ``n + 1`` offsets (uint32), a JSON description of the columns, then the samples. A sample is
 the sizes of its variable columns (uint32 each), then the values of all columns in order. See :mod:`.mds_columns` for
-the values. The shard describes itself; the ``index.json`` beside it (read by :mod:`loader.manifest`) only adds the
-counts and names of all shards. Shards compressed with Zstandard as a whole are decompressed to memory first.
+the values. The shard describes itself; the ``index.json`` beside it (see :mod:`.mds_listing`) adds the counts and names
+of all shards, their digests, and how they are compressed.
 
-On purpose different from mosaicml-streaming: values are views where they can be (no copy, writable), offsets and sizes
-are checked before anything is read, and a column whose encoding is not known is an error only when it is asked for.
+A shard that is compressed as a whole is decompressed to memory first. gzip, bzip2 and Zstandard are told by their first
+bytes; Brotli and raw Snappy have no magic number, so the index tells them, or ``Mds(compression="br")``.
+
+On purpose different from mosaicml-streaming:
+
+* Values are views where they can be (no copy, writable); images are handed out encoded and decoded on request.
+* Offsets and sizes are checked before anything is read.
+* A column whose encoding is not known, or holds pickles, is an error only when it is asked for.
+* A shard that lies there raw is read so, whatever the index says of its compression.
+* Shards of the kinds ``json``, ``csv`` and ``xsv`` are refused by name.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import FormatError
+from cachefs.errors import ConfigError, Denied, FormatError, NotFound
 
 from ..sample import Sample
-from .abc import Bytes, Format, Ready, SampleIndex, all_there
+from .abc import Bytes, Format, Objects, Ready, SampleIndex, all_there
+from .listing import INDEX, tool_of
 from .mds_columns import Column, make_column
-from .packed import ZSTD, unzstd
+from .mds_listing import read_mds_index
+from .packed import CODECS, begins, codec_of, unpacked
 
 _U32 = np.dtype("<u4")
+_PEEK = 64
+_LONGEST_TABLE = 64 << 20
+"""Bytes; a compressed shard is looked into no further to tell whether it is one."""
 
 
 @dataclass(slots=True)
@@ -35,6 +48,7 @@ class MdsIndex(SampleIndex):
     offsets: npt.NDArray[np.int64]
     names: tuple[str, ...]
     encodings: tuple[str, ...]
+    allow_pickle: bool = False
     _columns: dict[str, Column | str] | None = None
 
     def __len__(self) -> int:
@@ -49,36 +63,71 @@ class MdsIndex(SampleIndex):
         """Per name the column, or, where it cannot be read, why not."""
         if self._columns is None:
             self._columns = {
-                name: _column_or_reason(name, encoding)
+                name: _column_or_reason(name, encoding, self.allow_pickle)
                 for name, encoding in zip(self.names, self.encodings, strict=True)
             }
         return self._columns
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (MdsIndex, (self.offsets, self.names, self.encodings))
+        return (MdsIndex, (self.offsets, self.names, self.encodings, self.allow_pickle))
 
 
 @dataclass(frozen=True)
 class Mds(Format):
-    """The format has no options."""
+    """``compression``: what compresses shards that do not tell it themselves, ``"br"`` or ``"snappy"``; a data set's
+    index says it where it is read. ``allow_pickle``: read columns of the encoding ``pkl``, which runs code that the
+    file chooses.
+
+    Raises ``ConfigError`` for a compression that is not known.
+    """
 
     name: ClassVar[str] = "mds"
+    UNTOLD: ClassVar[frozenset[str]] = frozenset({"br", "snappy"})
+    """The compressions that have no magic number."""
+    compression: str | None = None
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.compression is not None and self.compression.partition(":")[0] not in CODECS:
+            known = ", ".join(sorted(CODECS))
+            raise ConfigError(f"Mds(compression={self.compression!r}) is not known", hint=f"known: {known}")
 
     @classmethod
     def matches(cls, head: bytes, data: Bytes) -> bool:
-        n = int.from_bytes(head[:4], "little")
-        table = 4 + 4 * (n + 1)
-        if len(head) >= 8 and table + 64 <= len(head):
-            return b'"column_encodings"' in head[table : table + 64]
-        if data[: len(ZSTD)].tobytes() == ZSTD:
-            try:
-                data = unzstd(data, "")  # the table of a large shard is longer than its head
-            except FormatError:
-                return False
-        return b'"column_encodings"' in data[table : table + 64].tobytes()
+        table = _table(head)
+        if len(head) >= 8 and table + _PEEK <= len(head):
+            return _describes(head[table : table + _PEEK])
+        if codec_of(data) is None:
+            return _is_plain(data)
+        if table > _LONGEST_TABLE:
+            return False
+        return _describes(begins(data, table + _PEEK)[table:])  # the table of a large shard is longer than its head
+
+    @classmethod
+    def beside(cls, objects: Objects, url: str) -> Mds | None:
+        folder, _, name = url.rpartition("/")
+        try:
+            raw = objects.read(f"{folder}/{INDEX}" if folder else INDEX)
+        except (NotFound, Denied):
+            return None
+        if tool_of(raw) != "mds":
+            return None
+        packed = {row.names[0]: row.codec for row in read_mds_index(raw, url)}
+        return cls(compression=packed[name]) if packed.get(name) in cls.UNTOLD else None
+
+    def completed(self, known: Format) -> Mds:
+        if not isinstance(known, Mds) or self.compression is not None:
+            return self
+        return replace(self, compression=known.compression)
+
+    def identity(self) -> str:
+        return "Mds()"  # no option changes what a sample is
 
     def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
-        return unzstd(data, url, limit) if data[: len(ZSTD)].tobytes() == ZSTD else data
+        if _is_plain(data):
+            return data
+        codec = codec_of(data) or (self.compression or "").partition(":")[0]
+        return unpacked(codec, data, url, limit) if codec else data
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> MdsIndex:
         size = len(data)
@@ -100,7 +149,7 @@ class Mds(Format):
             i = int(falling[0])
             raise FormatError(f"the offset of sample {i + 1} lies before that of sample {i}", url=url, offset=8 + 4 * i)
         names, encodings = _header(data[table : int(offsets[0])].tobytes(), url, table)
-        return MdsIndex(offsets, names, encodings)
+        return MdsIndex(offsets, names, encodings, self.allow_pickle)
 
     def read(self, source: Bytes, index: MdsIndex, i: int, url: str, fields: frozenset[str] | None = None) -> Sample:
         begin, end = index.offsets[i : i + 2].tolist()
@@ -122,6 +171,21 @@ class Mds(Format):
     def kind(self, index: MdsIndex, name: str) -> str:
         column = index.columns.get(name)
         return column.kind if isinstance(column, Column) else ""
+
+
+def _table(head: bytes) -> int:
+    """Where the description of the columns starts."""
+    return 8 + 4 * int.from_bytes(head[:4], "little")
+
+
+def _describes(some: bytes) -> bool:
+    """Whether a description of columns starts with these bytes."""
+    return some[:1] == b"{" and b'"column_' in some
+
+
+def _is_plain(data: Bytes) -> bool:
+    at = _table(data[:4].tobytes())
+    return len(data) >= 8 and _describes(data[at : at + _PEEK].tobytes())
 
 
 def _sizes(data: Bytes, columns: dict[str, Column | str], begin: int, end: int, url: str, i: int) -> list[int]:
@@ -159,8 +223,8 @@ def _header(raw: bytes, url: str, offset: int) -> tuple[tuple[str, ...], tuple[s
     return tuple(names), tuple(encodings)
 
 
-def _column_or_reason(name: str, encoding: str) -> Column | str:
+def _column_or_reason(name: str, encoding: str, allow_pickle: bool = False) -> Column | str:
     try:
-        return make_column(name, encoding)
+        return make_column(name, encoding, allow_pickle)
     except ValueError as e:
         return str(e)

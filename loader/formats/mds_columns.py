@@ -12,15 +12,18 @@ Learned from the format's documentation and from files that mosaicml-streaming w
 ``json``             the parsed object
 ``jpeg``, ``png``    the encoded image: a ``uint8`` view, kind ``jpg`` or ``png`` for decoding
 ``pil``              width, height, length of the mode (uint32 each), mode, pixels: a ``uint8`` view, kind ``pil``
+``jpeg_array``       a list of ``uint8`` views, each an encoded image
+``list[jpeg]``, ...  the same behind four bytes without a meaning (``list[png]``, ``list[pil]`` likewise)
+``pkl``              any object: refused unless it is allowed, since unpickling runs code that the file chooses
 ===================  ==========================================================================================
-
-``pkl`` is refused: unpickling runs code that the file chooses.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -61,6 +64,8 @@ _DTYPE_CODES = {
     66: "float64",
 }
 _KINDS = {"jpeg": "jpg", "png": "png", "pil": "pil"}
+_LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[png]": 4, "list[pil]": 4}
+"""Where in a value the number of the list's elements stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class Column:
     kind: str = ""
 
 
-def make_column(name: str, encoding: str) -> Column:
+def make_column(name: str, encoding: str, allow_pickle: bool = False) -> Column:
     """The column for an encoding as the shard's header writes it. ``ValueError``: unknown or refused, in words."""
     base, _, rest = encoding.partition(":")
     if base in _SCALARS and not rest:
@@ -90,6 +95,11 @@ def make_column(name: str, encoding: str) -> Column:
         return Column(name, None, _identity, _KINDS[base])
     if encoding in _TEXTS:
         return Column(name, None, _TEXTS[encoding])
+    if encoding in _LISTS:
+        at = _LISTS[encoding]
+        return Column(name, None, lambda raw: runs(raw[at:]))
+    if base == "pkl" and allow_pickle:
+        return Column(name, None, unpickled)
     if base == "pkl":
         raise ValueError(
             f"column {name!r} holds pickles, which are refused: unpickling runs code that the file chooses"
@@ -136,6 +146,28 @@ def _array(raw: Bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | Non
     if math.prod(shape) * dtype.itemsize != len(raw) - at or len(shape) > 32:
         raise ValueError(f"an array of shape {shape} and dtype {dtype} does not have {len(raw) - at} bytes")
     return raw[at:].view(dtype).reshape(shape)
+
+
+def runs(raw: Bytes) -> list[Bytes]:
+    """A list of byte strings: their number, their sizes (uint32 each), then the bytes."""
+    count = int(raw[:4].view("<u4")[0]) if len(raw) >= 4 else 0
+    begin = 4 + 4 * count
+    if len(raw) < begin:
+        raise ValueError("the list's sizes are cut off")
+    sizes = raw[4:begin].view("<u4").tolist()
+    if begin + sum(sizes) != len(raw):
+        raise ValueError(f"the list's elements take {sum(sizes)} bytes, there are {len(raw) - begin}")
+    ends = np.cumsum([begin, *sizes], dtype=np.int64).tolist()
+    return [raw[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def unpickled(raw: Bytes) -> Any:
+    """The object of a pickle, which the caller was asked to trust."""
+    try:
+        return pickle.loads(raw.data)  # noqa: S301  (only with allow_pickle)
+    # a pickle may raise anything at all; whatever it is, the value is bad
+    except Exception as e:
+        raise ValueError(f"the pickle cannot be loaded: {type(e).__name__}: {' '.join(str(e).split())}") from e
 
 
 def _identity(raw: Bytes) -> Bytes:

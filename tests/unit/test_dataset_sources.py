@@ -10,7 +10,7 @@ import loader
 from cachefs.client import connect
 from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound, UnknownFormat
 from cachefs.shard import ObjectStat
-from loader.formats import Tokens
+from loader.formats import Mds, Tokens
 from loader.sources import Found, expand_braces, find_shards, pattern_regex
 from loader.testing import tar_bytes, write_mds, write_tars, write_tokens
 
@@ -148,7 +148,7 @@ class TestSources:
 
     def test_an_index_of_another_tool_says_so(self) -> None:
         with pytest.raises(UnknownFormat, match="LitData"):
-            find(FakeClient({"s3://b/l/index.json": b'{"chunks": [], "config": {}}'}), "s3://b/l")
+            find(FakeClient({"s3://b/l/index.json": b'{"chunks": [], "config": {}}'}), "s3://b/l", Mds())
 
     def test_an_index_is_no_shard_of_a_token_set(self) -> None:
         client = FakeClient({"s3://b/t/index.json": b"{}", "s3://b/t/a.bin": b"1", "s3://b/t/meta.pkl": b"1"})

@@ -73,7 +73,7 @@ class TestColumns:
         with pytest.raises(ValueError):
             make_column("x", encoding).decode(raw(data))
 
-    @pytest.mark.parametrize("encoding", ["pkl", "ndarray:object", "ndarray:uint8:-1", "uint128", "list[pil]", "int:3"])
+    @pytest.mark.parametrize("encoding", ["pkl", "ndarray:object", "ndarray:uint8:-1", "uint128", "list[str]", "int:3"])
     def test_encodings_that_are_refused(self, encoding: str) -> None:
         with pytest.raises(ValueError, match="'x'"):
             make_column("x", encoding)
@@ -150,7 +150,7 @@ class TestIndex:
         with pytest.raises(NotFound, match=r"shard\.00001\.mds"):
             len(loader.ShardDataset(tmp_path, batch_size=1))
 
-    @pytest.mark.parametrize("name", ["../x.mds", "/etc/x.mds", "a/../../x", "", "a//b", "a\\b", 7])
+    @pytest.mark.parametrize("name", ["../x.mds", "/etc/x.mds", "a/../../x", "", "a//b", "a\\b"])
     def test_names_that_leave_the_folder_are_refused(self, name: Any) -> None:
         shard = {"format": "mds", "samples": 1, "raw_data": {"basename": name, "bytes": 1}}
         with pytest.raises(FormatError, match="not one inside its folder"):
@@ -177,7 +177,7 @@ class TestIndex:
 
     def test_a_compression_that_is_not_read_says_so(self) -> None:
         data = {"basename": "a.mds", "bytes": 1}
-        zipped = {"basename": "a.mds.gz", "bytes": 1}
-        shard = {"format": "mds", "samples": 1, "raw_data": data, "zip_data": zipped, "compression": "gz:9"}
-        with pytest.raises(UnknownFormat, match="gz:9; only zstd"):
+        zipped = {"basename": "a.mds.lz4", "bytes": 1}
+        shard = {"format": "mds", "samples": 1, "raw_data": data, "zip_data": zipped, "compression": "lz4:9"}
+        with pytest.raises(UnknownFormat, match="lz4:9, which is not read"):
             read_mds_index(json.dumps({"version": 2, "shards": [shard]}).encode(), "u")
