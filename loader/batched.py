@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from .collation import allocator, collate
+from .collation import Allocator, allocator, collate
 from .columns import ColumnGather, reads_columns
 from .formats import Tokens
 from .sample import Batch, Stamp
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .dataset import ShardDataset
     from .epochcell import Start
     from .reading import Reading
+    from .rowgather import WindowRows
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -68,7 +69,7 @@ def _batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int
     tokens = reading.format
     recipe = reading.reader.recipe
     if isinstance(tokens, Tokens) and collate_fn is None and _gathers(tokens, recipe):
-        return TokenGather(tokens, reading.reader, single=reading.single).batch
+        return TokenGather(tokens, reading.reader, reading.windows(tokens)).batch
     if collate_fn is None and reads_columns(reading.format, recipe):
         return ColumnGather(reading.format, reading.reader).batch
     joined = collate_fn or collate
@@ -89,34 +90,33 @@ def _gathers(tokens: Tokens, recipe: Recipe) -> bool:
 class TokenGather:
     """Batches of token windows: ``tokens`` and ``labels`` of shape ``(samples, length)``."""
 
-    def __init__(self, format: Tokens, reader: SampleReader, *, single: bool) -> None:
+    def __init__(self, format: Tokens, reader: SampleReader, rows: WindowRows) -> None:
         recipe = reader.recipe
-        self._get = reader.pool.get
-        self._gather = format.gather
+        self._rows = rows
+        self._pool = reader.pool
         self._ids = recipe.ids
         self._repeats = recipe.repeats
-        self._single = single
         self._length = format.length
         self._dtype = format.delivered.newbyteorder("=")
         names = {"tokens": 0, "labels": 1} if format.labels else {"tokens": 0}
         self._parts = [(name, at) for name, at in names.items() if recipe.fields is None or name in recipe.fields]
-        self._plain = format.delivered == format.stored and not format.labels
-        self._window = (format.window, format.stored)
         self._allocate = allocator()
 
     def batch(self, number: int, stamp: Stamp, places: Places) -> Batch:
         """One batch as new tensors, in shared memory where this is a DataLoader worker."""
-        rows = stamp.size
-        batch = Batch()
+        batch = self.gather(places, self._allocate)
         batch.stamp = stamp
+        return batch
+
+    def gather(self, places: Places, allocate: Allocator) -> Batch:
+        """The samples at ``places`` as one batch without a stamp, its tensors made by ``allocate``."""
+        rows = len(places.row)
+        batch = Batch()
         arrays = []
-        for name, _ in self._parts:
-            batch[name], array = self._allocate((rows, self._length), self._dtype)
-            arrays.append(array)
-        if self._single:
-            self._from_one(places, arrays)
-        else:
-            self._from_many(places, arrays)
+        for name, at in self._parts:
+            batch[name], array = allocate((rows, self._length), self._dtype)
+            arrays.append((array, at))
+        self._rows.gather(places, arrays, self._pool)
         if self._ids:
             batch[ID] = torch.from_numpy(places.ids)
         if self._repeats:
@@ -125,23 +125,7 @@ class TokenGather:
             )
         return batch
 
-    def _from_one(self, places: Places, arrays: list[Any]) -> None:
-        """All samples lie in one shard: one gather, then a conversion of the whole batch where one is asked for."""
-        source = self._get(int(places.shard[0])).source
-        if self._plain:
-            for array in arrays:
-                self._gather(source, places.row, array)
-            return
-        window, stored = self._window
-        scratch = np.empty((len(places.row), window), stored)
-        self._gather(source, places.row, scratch)
-        for (_, at), array in zip(self._parts, arrays, strict=True):
-            np.copyto(array, scratch[:, at : at + self._length])
-
-    def _from_many(self, places: Places, arrays: list[Any]) -> None:
-        get, length = self._get, self._length
-        parts = [(array, at, at + length) for (_, at), array in zip(self._parts, arrays, strict=True)]
-        for row, (number, i) in enumerate(zip(places.shard.tolist(), places.row.tolist(), strict=True)):
-            window = get(number).source[i]
-            for array, first, last in parts:
-                array[row] = window[first:last]
+    @property
+    def sample_bytes(self) -> int:
+        """What one sample takes in a batch."""
+        return len(self._parts) * self._length * self._dtype.itemsize

@@ -80,7 +80,7 @@ class ShardPool:
     ) -> None:
         self._shards = shards
         self._client = client
-        self._capacity = max(capacity, 1)
+        self.capacity = max(capacity, 1)
         self._private_limit = private_bytes
         self._private = 0
         self._indexes = indexes
@@ -92,7 +92,7 @@ class ShardPool:
         return ShardPool(
             self._shards,
             self._client,
-            capacity=self._capacity,
+            capacity=self.capacity,
             indexes=self._indexes,
             private_bytes=self._private_limit,
         )
@@ -146,7 +146,7 @@ class ShardPool:
         self._indexes.put(number, shard.index)
         self._open[number] = shard
         self._private += shard.private_bytes
-        while len(self._open) > self._capacity or (self._private > self._private_limit and len(self._open) > 1):
+        while len(self._open) > self.capacity or (self._private > self._private_limit and len(self._open) > 1):
             _, old = self._open.popitem(last=False)
             self._private -= old.private_bytes
             old.close()

@@ -19,10 +19,11 @@ from .buffers import IndexCache, ShardPool
 from .decode import Decode, DecodeOption
 from .epochcell import Start
 from .epochs import Orders, OrderSettings
-from .formats import Format
+from .formats import Format, Tokens
 from .manifest import Manifest, build_manifest
 from .manifest_file import SUFFIX, parse_manifest
 from .passes import BatchRule, PassPlan, Prefetch
+from .rowgather import WindowRows
 from .samples import Recipe, SampleReader, Transform
 from .shelf import Shelf
 from .sources import Source
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from cachefs.client import Client
 
 _LEAST_AHEAD = 16
+_MOST_PLACED = 8192
+_LEAST_PLACED = 64
+"""Token shards that stay placed from pass to pass."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Definition:
         self._manifest: Manifest | None = None
         self._orders: tuple[Any, Orders] | None = None
         self._shelf = Shelf()
+        self._rows: tuple[int, int, WindowRows] | None = None  # process, capacity
         self.indexes = IndexCache()
 
     @property
@@ -211,6 +216,27 @@ class Definition:
         wide = order.plan.lanes * (order.block_shards + 1) if order.shuffle else 4
         pool = ShardPool(self.manifest, self.client, capacity=wide, indexes=self.indexes)
         return SampleReader(pool, self.recipe, seed=order.seed, epoch=order.epoch)
+
+    def take_rows(self, format: Tokens, capacity: int) -> WindowRows:
+        """What gathers the windows of token files, for one pass; :meth:`keep_rows` takes it back."""
+        kept, self._rows = self._rows, None
+        if kept is not None and kept[0] == os.getpid() and kept[1] >= capacity:
+            return kept[2]
+        manifest = self.manifest
+        # a local file is not held from anyone by being mapped; what is mapped of the cache cannot be evicted
+        local = not any("://" in stat.url for stat in manifest.shards[:1])
+        slots = min(len(manifest.shards), _MOST_PLACED if local else max(2 * capacity, _LEAST_PLACED))
+        return WindowRows(format, manifest, self.client, capacity=max(slots, capacity))
+
+    def keep_rows(self, rows: WindowRows, capacity: int) -> None:
+        """Keep the placed shards for the next pass of this process."""
+        if self._rows is None:
+            self._rows = (os.getpid(), capacity, rows)
+        else:
+            rows.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rows": None}
 
     def prefetch(self, plan: PassPlan) -> Prefetch | None:
         """What asks for the next shards; ``None`` where they are local files."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from .formats import Tokens
+    from .rowgather import WindowRows
+
 _NEIGHBOURS = 16
 """Batches before and after one in which a good sample is looked for when all of it is damaged."""
 
@@ -41,10 +44,16 @@ class Reading:
         self._worker = worker
         self._first = first
         self.format = definition.manifest.format
-        self.single = len(definition.manifest.shards) == 1
         self.reader = definition.reader(self.plan)
         self._prefetch = definition.prefetch(self.plan)
         self._warned = False
+        self._windows: WindowRows | None = None
+
+    def windows(self, format: Tokens) -> WindowRows:
+        """What gathers the windows of token files, made at first use and given back with the pass."""
+        if self._windows is None:
+            self._windows = self._definition.take_rows(format, self.reader.pool.capacity)
+        return self._windows
 
     def batches(self) -> Iterator[tuple[int, Stamp, Places]]:
         """Number, stamp and places of each batch of this worker's share."""
@@ -76,6 +85,9 @@ class Reading:
     def close(self) -> None:
         """Close all open shards. Idempotent."""
         self.reader.close()
+        rows, self._windows = self._windows, None
+        if rows is not None:
+            self._definition.keep_rows(rows, self.reader.pool.capacity)
 
     def _around(self, batch: int) -> Iterator[list[Any]]:
         """This rank's batches before ``batch``, nearest and last sample first, then those behind it."""

@@ -1,0 +1,175 @@
+"""Gathering the windows of token files: the rows of a batch, whatever shards they are in, in as few calls as can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import FormatError
+
+from .formats import Tokens
+from .permute import Int64s
+from .rowspace import RowSpace, supported
+
+if TYPE_CHECKING:
+    from cachefs.client import Client, Shard
+
+    from .buffers import ShardPool
+    from .manifest import Manifest
+    from .samples import Places
+
+Array = npt.NDArray[Any]
+
+
+class WindowRows:
+    """Copies windows of many shards into arrays. Belongs to one thread at a time.
+
+    Shards are placed side by side in a :class:`~loader.rowspace.RowSpace`; those that the cache could not take, and all
+    of them where files cannot be placed, are read shard by shard through the pool of the pass. Nobody writes into what
+    is placed here, so it stays right for later passes.
+    """
+
+    def __init__(self, format: Tokens, manifest: Manifest, client: Client, *, capacity: int) -> None:
+        self._format = format
+        self._manifest = manifest
+        self._client = client
+        self._item = format.stored.itemsize
+        row = format.step * self._item
+        largest = int(manifest.sizes.max(initial=0))
+        self._space = RowSpace(capacity, largest, row) if supported() and RowSpace.fits(largest, row) else None
+        count = len(manifest.shards)
+        self._base = np.full(count, -1, dtype=np.int64)  # first row of each shard in the range, -1 if it is not placed
+        self._used = np.zeros(count, dtype=np.int64)  # when it was wanted last
+        self._tick = 0
+        self._free = [] if self._space is None else list(range(self._space.slots))[::-1]
+        self._open: dict[int, tuple[int, Shard]] = {}  # slot and lease of each shard that is placed
+        self._leads: dict[int, int] = {}  # bytes of header before each placed shard's first row
+        self._lead = 0
+        self._unplaceable: set[int] = set()
+        self._matrices: dict[int, Array] = {}
+
+    def gather(self, places: Places, parts: list[tuple[Array, int]], pool: ShardPool) -> None:
+        """Fill each array ``(samples, length)`` of ``parts`` with the windows at ``places``, moved by so many tokens.
+
+        A dtype other than the stored one is converted to. ``pool``: what shards are read through that cannot be placed.
+        Raises what opening a shard raises.
+        """
+        if self._space is None:
+            _one_by_one(places, parts, pool)
+            return
+        base = self._base[places.shard]
+        if len(base) and base.min() < 0:
+            if not self._place(np.unique(places.shard)):
+                _one_by_one(places, parts, pool)
+                return
+            base = self._base[places.shard]
+        if not self._free:  # else nobody has to go soon, and nobody will ask which was used last
+            self._tick += 1
+            self._used[places.shard] = self._tick
+        rows = base + places.row
+        for array, at in parts:
+            self._take(rows, self._lead + at * self._item, array)
+
+    def _take(self, rows: Int64s, offset: int, array: Array) -> None:
+        assert self._space is not None
+        stored, length = self._format.stored, array.shape[1]
+        if length == self._format.step:
+            matrix = self._matrices.get(offset)
+            if matrix is None:
+                matrix = self._matrices[offset] = self._space.rows(offset, stored)
+            if array.dtype == stored and array.flags.c_contiguous:
+                # "wrap" copies straight into the array (the default works in a buffer first); rows are in range already
+                matrix.take(rows, axis=0, out=array, mode="wrap")
+            else:
+                np.copyto(array, matrix.take(rows, axis=0, mode="wrap"))
+            return
+        memory = self._space.memory
+        count = (len(memory) - offset - length * self._item) // self._space.row + 1
+        windows = np.lib.stride_tricks.as_strided(
+            memory[offset : offset + self._item].view(stored),
+            shape=(count, length),
+            strides=(self._space.row, self._item),
+        )
+        array[...] = windows[rows]  # take() would first copy the whole range of overlapping windows
+
+    def _place(self, numbers: Int64s) -> bool:
+        """Place those of the shards that are missing; False where that cannot be."""
+        assert self._space is not None
+        if len(numbers) > self._space.slots or not self._unplaceable.isdisjoint(numbers.tolist()):
+            return False
+        self._tick += 1
+        self._used[numbers] = self._tick
+        return all(self._place_one(number) for number in numbers[self._base[numbers] < 0].tolist())
+
+    def _place_one(self, number: int) -> bool:
+        assert self._space is not None
+        stat = self._manifest.stat(number)
+        shard = self._client.open(stat.url, version=stat.version, size=stat.size)
+        slot = -1
+        try:
+            shard.wait(0, shard.size)
+            if shard.cached:
+                slot = self._slot()
+                begin = self._space.place(slot, shard.fileno(), shard.size)
+                lead = self._check(number, begin, shard.size)
+                if not self._leads or lead == self._lead:
+                    self._open[number] = (slot, shard)
+                    self._lead = self._leads[number] = lead
+                    self._base[number] = begin // self._space.row
+                    return True
+        except BaseException:
+            if slot >= 0:
+                self._free.append(slot)
+            shard.close()
+            raise
+        # past the cache there is no file to map, and rows behind headers of several sizes are no one array
+        if slot >= 0:
+            self._free.append(slot)
+        self._unplaceable.add(number)
+        shard.close()
+        return False
+
+    def _slot(self) -> int:
+        """A free place; if there is none, that of the shard that was not wanted for the longest time."""
+        if not self._free:
+            placed = np.fromiter(self._open, dtype=np.int64, count=len(self._open))
+            self._forget(int(placed[self._used[placed].argmin()]))
+        return self._free.pop()
+
+    def _check(self, number: int, begin: int, size: int) -> int:
+        """The bytes before the shard's first row. Raises ``FormatError`` for a shard that is not what it was."""
+        assert self._space is not None
+        data = self._space.memory[begin : begin + size]
+        url = self._manifest.stat(number).url
+        index = self._format.index(data, url)
+        if len(index) != self._manifest.samples(number):
+            raise FormatError(
+                f"holds {len(index)} samples, the data set's index says {self._manifest.samples(number)}", url=url
+            )
+        if len(index) == 0:
+            return 0
+        lead = self._format.source(data, index).ctypes.data - data.ctypes.data
+        return int(lead)
+
+    def _forget(self, number: int) -> None:
+        slot, shard = self._open.pop(number)
+        self._base[number] = -1
+        del self._leads[number]
+        self._free.append(slot)
+        shard.close()
+
+    def close(self) -> None:
+        """Give back leases. Idempotent; nothing is placed afterwards."""
+        for number in list(self._open):
+            self._forget(number)
+        self._matrices.clear()
+        self._space = None
+
+
+def _one_by_one(places: Places, parts: list[tuple[Array, int]], pool: ShardPool) -> None:
+    for to, (number, i) in enumerate(zip(places.shard.tolist(), places.row.tolist(), strict=True)):
+        window = pool.get(number).source[i]
+        for array, at in parts:
+            array[to] = window[at : at + array.shape[1]]
