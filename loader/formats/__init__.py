@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from .abc import Format, SampleIndex
 from .detect import detect, detect_bytes, resolve
+from .files import Files
+from .jsonl import Jsonl
 from .llmc import LlmC
 from .lmdb import Lmdb
 from .mds import Mds
 from .megatron import Megatron
+from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
 
 __all__ = [
+    "Files",
     "Format",
+    "Jsonl",
     "LlmC",
     "Lmdb",
     "Mds",
     "Megatron",
     "SampleIndex",
+    "TFRecord",
     "Tokens",
     "WebDataset",
     "detect",

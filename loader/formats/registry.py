@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from .abc import Format
+from .files import Files
+from .jsonl import Jsonl
 from .llmc import LlmC
 from .lmdb import Lmdb
 from .mds import Mds
 from .megatron import Megatron
+from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
 
-ORDER: tuple[type[Format], ...] = (WebDataset, Lmdb, LlmC, Megatron, Mds)
+ORDER: tuple[type[Format], ...] = (WebDataset, TFRecord, Lmdb, LlmC, Megatron, Mds, Jsonl)
 """Those with a magic number or a checksum first, those that are told by their structure last."""
 
-_ALL: tuple[type[Format], ...] = (*ORDER, Tokens)
+_ALL: tuple[type[Format], ...] = (*ORDER, Files, Tokens)
 KINDS: dict[str, type[Format]] = {kind.name: kind for kind in _ALL}
 """Every format, by the name that manifests write."""
 
 BY_NAME: dict[str, type[Format]] = {kind.name: kind for kind in ORDER}
 """Those that can be named by a user, who gives no options."""
-BY_NAME |= {"wds": WebDataset, "tar": WebDataset}
+BY_NAME |= {"wds": WebDataset, "tar": WebDataset, "files": Files}

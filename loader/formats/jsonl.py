@@ -1,0 +1,178 @@
+"""JSON Lines: one JSON object a line (jsonlines.org, ndjson), UTF-8; also compressed (gzip, bzip2, xz, Zstandard).
+
+A sample is one line, its fields are the object's names. Lines end at a line feed and nowhere else: a carriage return
+before it is white space, and U+2028, U+2029 and U+0085 are characters like others. A byte order mark at the start and
+blank lines are passed over; the last line needs no end. Lines may be of any length, members and frames of a compressed
+file may end anywhere.
+
+Values are those of Python's ``json``: integers exact whatever their size, numbers with a fraction or an exponent
+``float``, ``null`` is ``None``, of a name that is there twice the last value counts, and ``NaN``, ``Infinity`` and
+``-Infinity`` are numbers, since Python writes them. (msgspec reads the lines; ``json`` reads those that it refuses.)
+
+On purpose different from other readers:
+
+* A line that is no JSON object (broken, or an array or a number) is damage of that sample alone, and its error names
+  byte and line number. Nothing is guessed from other lines: no common schema, no ``None`` for a name that is absent.
+* With ``fields=[...]`` the other values are passed over, and only their syntax is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Self, TypedDict
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import FormatError
+
+from ..sample import Sample
+from .abc import Bytes, Format, Ready, all_there
+from .offsets import OffsetIndex, Offsets, joined, offset_dtype
+from .packed import unpack
+
+_BOM = b"\xef\xbb\xbf"
+_END = 10
+_STEP = 1 << 20
+"""Bytes that are looked through, and waited for, at a time."""
+_FEW = 100
+"""Lines in a step; where there are fewer, looking for one after the other is the fastest."""
+_SPACE = np.isin(np.arange(256), list(b" \t\r\n"))
+_blank = re.compile(rb"[ \t\r]*").match
+_first_line = re.compile(rb'(?:[ \t\r]*\n)*[ \t\r]*\{[ \t]*(?:\}|"(?:[^"\\\x00-\x1f]|\\.)*"[ \t]*:)').match
+
+
+@dataclass(slots=True)
+class LineIndex(OffsetIndex):
+    """Sample ``i`` is the line that starts at ``offsets[i]``; up to ``offsets[i + 1]`` only white space follows it."""
+
+    kind: ClassVar[str] = "jsonl"
+    before: npt.NDArray[np.int64]
+    """How many lines end before each step of the shard."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.offsets.nbytes + self.before.nbytes + 300
+
+    def line(self, data: memoryview, offset: int) -> int:
+        """The number of the line that starts at ``offset``, from 1 on, blank ones included."""
+        step = offset // _STEP
+        ahead = np.frombuffer(data[step * _STEP : offset], np.uint8)
+        return self.before.item(step) + int(np.count_nonzero(ahead == _END)) + 1
+
+    def extra(self) -> bytes:
+        return self.before.astype("<i8").tobytes()
+
+    @classmethod
+    def rebuilt(cls, offsets: Offsets, extra: bytes, size: int) -> Self:
+        if len(extra) != 8 * _steps(size):
+            raise ValueError("a kept index of a shard of another size")
+        return cls(offsets, np.frombuffer(extra, "<i8").copy())
+
+
+@dataclass(frozen=True)
+class Jsonl(Format):
+    """The format has no options."""
+
+    name: ClassVar[str] = "jsonl"
+    streams: ClassVar[bool] = True
+
+    @classmethod
+    def matches(cls, head: bytes, data: Bytes) -> bool:
+        return _first_line(head.removeprefix(_BOM)) is not None
+
+    def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
+        return unpack(data, url, limit)
+
+    def index(self, data: Bytes, url: str, ready: Ready = all_there) -> LineIndex:
+        size = len(data)
+        before = np.zeros(_steps(size), np.int64)
+        starts = joined(_line_starts(data, ready, before), size, size)
+        return LineIndex(starts, np.concatenate([[0], np.cumsum(before[:-1])]) if size else before)
+
+    def source(self, data: Bytes, index: LineIndex) -> memoryview:
+        return data.data
+
+    def read(
+        self, source: memoryview, index: LineIndex, i: int, url: str, fields: frozenset[str] | None = None
+    ) -> Sample:
+        begin = index.offsets.item(i)
+        line = source[begin : index.offsets.item(i + 1)]
+        try:
+            return Sample(_decoder(fields).decode(line))
+        except (msgspec.MsgspecError, RecursionError):
+            pass  # perhaps NaN, which msgspec refuses
+        try:
+            value = json.loads(str(line, "utf-8"))
+        except (ValueError, RecursionError) as e:
+            what = f"line {index.line(source, begin)} is no JSON: {e}"
+            raise FormatError(what, url=url, offset=begin) from e
+        if not isinstance(value, dict):
+            what = f"line {index.line(source, begin)} is no JSON object but a {type(value).__name__}"
+            raise FormatError(what, url=url, offset=begin)
+        return Sample(value if fields is None else {name: value[name] for name in value if name in fields})
+
+
+@lru_cache(maxsize=64)
+def _decoder(fields: frozenset[str] | None) -> msgspec.json.Decoder[dict[str, Any]]:
+    if fields is None:
+        return msgspec.json.Decoder(dict[str, Any])
+    # what is not in the type is passed over without making objects of it
+    wanted: Any = TypedDict("wanted", dict.fromkeys(sorted(fields), Any), total=False)  # type: ignore[misc]
+    return msgspec.json.Decoder(wanted)
+
+
+def _steps(size: int) -> int:
+    return -(-size // _STEP)
+
+
+def _line_starts(data: Bytes, ready: Ready, counts: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+    """Runs of the offsets at which lines start that are not blank. Fills ``counts`` with each step's line ends."""
+    size = len(data)
+    dtype = offset_dtype(size)
+    view = data.data
+    ready(0, min(len(_BOM), size))
+    begin = len(_BOM) if data[: len(_BOM)].tobytes() == _BOM else 0
+    few = False
+    for step, low in enumerate(range(0, size, _STEP)):
+        piece = data[low : low + _STEP]
+        ready(low, low + len(piece))
+        ends = low + (_find_ends(piece) if few else np.flatnonzero(piece == _END))
+        few = len(ends) < _FEW
+        counts[step] = len(ends)
+        if len(ends):
+            starts = np.concatenate([[begin], ends[:-1] + 1])
+            begin = int(ends[-1]) + 1
+            yield _not_blank(data, view, starts, ends).astype(dtype)
+    if begin < size:
+        yield _not_blank(data, view, np.array([begin]), np.array([size])).astype(dtype)
+
+
+def _find_ends(piece: Bytes) -> npt.NDArray[np.int64]:
+    raw = piece.tobytes()
+    out = []
+    at = raw.find(b"\n")
+    while at >= 0:
+        out.append(at)
+        at = raw.find(b"\n", at + 1)
+    return np.array(out, np.int64)
+
+
+def _not_blank(
+    data: Bytes, view: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Those of ``starts`` whose lines hold more than white space."""
+    suspects = np.flatnonzero(_SPACE[data[starts]])
+    if not len(suspects):
+        return starts
+    blank = ends[suspects] - starts[suspects] <= 1
+    for which in np.flatnonzero(~blank).tolist():
+        start, end = starts.item(suspects[which]), ends.item(suspects[which])
+        match = _blank(view, start, end)
+        blank[which] = match is not None and match.end() == end
+    return np.delete(starts, suspects[blank])
