@@ -5,10 +5,16 @@ from __future__ import annotations
 from .abc import Format
 from .files import Files
 from .jsonl import Jsonl
+from .files import Files
+from .jsonl import Jsonl
+from .files import Files
+from .jsonl import Jsonl
 from .llmc import LlmC
 from .lmdb import Lmdb
 from .mds import Mds
 from .megatron import Megatron
+from .tfrecord import TFRecord
+from .tfrecord import TFRecord
 from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
