@@ -10,27 +10,17 @@ from .abc import Format, SampleIndex
 from .detect import detect, detect_bytes, resolve
 from .files import Files
 from .jsonl import Jsonl
-from .files import Files
-from .jsonl import Jsonl
-from .files import Files
-from .jsonl import Jsonl
 from .llmc import LlmC
 from .lmdb import Lmdb
 from .mds import Mds
 from .megatron import Megatron
-from .tfrecord import TFRecord
-from .tfrecord import TFRecord
+from .npy import Npy
+from .npz import Npz
 from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
 
 __all__ = [
-    "Files",
-    "Jsonl",
-    "TFRecord",
-    "Files",
-    "Jsonl",
-    "TFRecord",
     "Files",
     "Format",
     "Jsonl",
@@ -38,6 +28,8 @@ __all__ = [
     "Lmdb",
     "Mds",
     "Megatron",
+    "Npy",
+    "Npz",
     "SampleIndex",
     "TFRecord",
     "Tokens",

@@ -5,21 +5,17 @@ from __future__ import annotations
 from .abc import Format
 from .files import Files
 from .jsonl import Jsonl
-from .files import Files
-from .jsonl import Jsonl
-from .files import Files
-from .jsonl import Jsonl
 from .llmc import LlmC
 from .lmdb import Lmdb
 from .mds import Mds
 from .megatron import Megatron
-from .tfrecord import TFRecord
-from .tfrecord import TFRecord
+from .npy import Npy
+from .npz import Npz
 from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
 
-ORDER: tuple[type[Format], ...] = (WebDataset, TFRecord, Lmdb, LlmC, Megatron, Mds, Jsonl)
+ORDER: tuple[type[Format], ...] = (WebDataset, TFRecord, Lmdb, Npy, Npz, LlmC, Megatron, Mds, Jsonl)
 """Those with a magic number or a checksum first, those that are told by their structure last."""
 
 _ALL: tuple[type[Format], ...] = (*ORDER, Files, Tokens)
