@@ -1,0 +1,120 @@
+"""Values for people and for programs: one line of text, or JSON. Large ones are summarised, never printed whole."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from ..writers.abc import as_bytes
+
+_FIRST = 8
+_LONGEST = 160
+# fmt: off
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
+    (b"II*\x00", "tiff"), (b"MM\x00*", "tiff"), (b"%PDF-", "pdf"), (b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"),
+    (b"\x28\xb5\x2f\xfd", "zstd"), (b"\x93NUMPY", "npy"), (b"PK\x03\x04", "zip"), (b"fLaC", "flac"), (b"OggS", "ogg"),
+    (b"ID3", "mp3"), (b"\xff\xfb", "mp3"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\x1aE\xdf\xa3", "matroska"),
+    (b"\x80\x02", "pickle"), (b"\x80\x04", "pickle"), (b"\x80\x05", "pickle"),
+)
+_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
+# fmt: on
+
+
+def guess(raw: bytes | memoryview) -> str:
+    """What bytes look like: ``jpeg``, ``text`` ...; ``""`` for no idea."""
+    head = bytes(raw[:512])
+    for magic, name in _MAGIC:
+        if head.startswith(magic):
+            return name
+    if head[:4] == b"RIFF":
+        return _RIFF.get(head[8:12], "riff")
+    if head[4:8] == b"ftyp":
+        return "mp4"
+    if not head:
+        return ""
+    text = _text(head, cut=len(raw) > len(head))
+    return "text" if text is not None and all(c.isprintable() or c in "\r\n\t" for c in text) else ""
+
+
+def _text(head: bytes, *, cut: bool) -> str | None:
+    for drop in range(4 if cut else 1):
+        try:
+            return head[: len(head) - drop].decode()
+        except UnicodeDecodeError:
+            continue
+    return None
+
+
+def type_of(value: Any) -> str:
+    """``bytes (jpeg)``, ``str``, ``uint16[2048]``, ``list`` ..."""
+    raw = as_bytes(value)
+    if raw is not None:
+        kind = guess(raw)
+        return f"bytes ({kind})" if kind else "bytes"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.name}[{','.join(map(str, value.shape))}]"
+    return "null" if value is None else type(value).__name__
+
+
+def line(value: Any) -> str:
+    """A value in one line of limited length."""
+    raw = as_bytes(value)
+    if raw is not None:
+        kind = guess(raw)
+        shown = f"{len(raw)} bytes" + (f", {kind}" if kind else "")
+        return f"{shown}: {_cut(repr(bytes(raw[:_LONGEST]).decode()))}" if kind == "text" and len(raw) <= 40 else shown
+    if isinstance(value, np.ndarray):
+        more = ", ..." if value.size > _FIRST else ""
+        firsts = ", ".join(str(item) for item in _firsts(value))
+        return f"{type_of(value)} [{firsts}{more}]"
+    if isinstance(value, np.generic):
+        return f"{value.dtype.name} {value}"
+    if isinstance(value, dict | list):
+        try:
+            return _cut(json.dumps(to_json(value), ensure_ascii=False))
+        except RecursionError:
+            return "nested too deeply to show"
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+
+
+def _firsts(value: np.ndarray[Any, Any]) -> list[Any]:
+    return [value.flat[i] for i in range(min(_FIRST, value.size))]
+
+
+def to_json(value: Any, *, whole: bool = False) -> Any:
+    """A value as JSON types. Bytes and arrays are summarised with a digest; ``whole``: with all of them in base64."""
+    raw = as_bytes(value)
+    if raw is not None:
+        return {"bytes": len(raw), "kind": guess(raw) or None, **_content(raw, whole)}
+    if isinstance(value, np.ndarray):
+        summary = {"dtype": value.dtype.name, "shape": list(value.shape)}
+        if not value.dtype.hasobject:
+            summary |= _content(np.ascontiguousarray(value).tobytes(), whole)
+        return {**summary, "first": [to_json(item) for item in _firsts(value)]}
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    if isinstance(value, dict):
+        return {str(key): to_json(item, whole=whole) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item, whole=whole) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _content(raw: bytes | memoryview, whole: bool) -> dict[str, str]:
+    if whole:
+        return {"base64": base64.b64encode(raw).decode()}
+    return {"sha256": hashlib.sha256(raw).hexdigest()}
