@@ -7,6 +7,7 @@ nothing: then the bytes decide.
 from __future__ import annotations
 
 from .abc import Format, SampleIndex
+from .arrow import Arrow
 from .detect import detect, detect_bytes, resolve
 from .files import Files
 from .jsonl import Jsonl
@@ -16,11 +17,13 @@ from .mds import Mds
 from .megatron import Megatron
 from .npy import Npy
 from .npz import Npz
+from .parquet import Parquet
 from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
 
 __all__ = [
+    "Arrow",
     "Files",
     "Format",
     "Jsonl",
@@ -30,6 +33,7 @@ __all__ = [
     "Megatron",
     "Npy",
     "Npz",
+    "Parquet",
     "SampleIndex",
     "TFRecord",
     "Tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .abc import Format
+from .arrow import Arrow
 from .files import Files
 from .jsonl import Jsonl
 from .llmc import LlmC
@@ -11,11 +12,12 @@ from .mds import Mds
 from .megatron import Megatron
 from .npy import Npy
 from .npz import Npz
+from .parquet import Parquet
 from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
 
-ORDER: tuple[type[Format], ...] = (WebDataset, TFRecord, Lmdb, Npy, Npz, LlmC, Megatron, Mds, Jsonl)
+ORDER: tuple[type[Format], ...] = (WebDataset, Parquet, Arrow, TFRecord, Lmdb, Npy, Npz, LlmC, Megatron, Mds, Jsonl)
 """Those with a magic number or a checksum first, those that are told by their structure last."""
 
 _ALL: tuple[type[Format], ...] = (*ORDER, Files, Tokens)

@@ -1,0 +1,230 @@
+"""A shard as pieces (row groups, record batches) that are decoded when a row of theirs is read, and kept while read.
+
+Both Parquet and Arrow shards read through :class:`Pieces`: it knows which piece a row lies in, holds the decoded pieces
+that were used last up to a number of bytes, and gives a row as a sample or many rows as columns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import FormatError
+
+from ..sample import Sample
+from .abc import Damage
+from .arrow_cells import Cells, Get, cells_of
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Fields: TypeAlias = frozenset[str] | None
+
+KEPT = 256 << 20
+"""Bytes of decoded pieces kept for one open shard; the piece that is being read always is."""
+
+
+class Decoded(NamedTuple):
+    """One piece in memory: its record batches in order, and the memory that they take besides the map.
+
+    ``bad``: columns that could not be decoded, and why.
+    """
+
+    batches: Sequence[Any]
+    private: int
+    bad: Mapping[str, Damage] = MappingProxyType({})
+
+
+def nothing(rows: int) -> Any:
+    """A record batch of so many rows and no column."""
+    import pyarrow as pa
+
+    return pa.record_batch([pa.nulls(rows)], names=[""]).select([])
+
+
+Decode: TypeAlias = Callable[[int, Fields, str], Decoded]
+"""``decode(piece, fields, url)``. Raises ``FormatError`` for one that is damaged."""
+
+
+class Window:
+    """Neighbouring rows ``first <= row < last`` of the shard whose columns lie in one record batch."""
+
+    __slots__ = ("_cells", "_offset", "fields", "first", "gets", "last")
+
+    def __init__(self, batch: Any, first: int, fields: Fields, offset: int, bad: Mapping[str, Damage]) -> None:
+        self._offset = offset
+        self.first = first
+        self.last = first + batch.num_rows
+        self.fields = fields
+        self._cells: list[tuple[str, Cells]] = [
+            (name, _checked_cells(column, offset))
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            if fields is None or name in fields
+        ]
+        self._cells += [(name, _refusing(damage)) for name, damage in bad.items()]
+        self.gets: list[tuple[str, Get]] = [(name, cells.get) for name, cells in self._cells]
+
+    def columns(self, rows: Int64s, url: str) -> dict[str, Any]:
+        """These rows (numbers in the shard) of every column."""
+        n = len(rows)
+        first = int(rows[0]) - self.first
+        run = int(rows[-1]) - self.first == first + n - 1 and (n < 3 or bool((np.diff(rows) == 1).all()))
+        places: Any = slice(first, first + n) if run else rows - self.first
+        numbers: list[int] | range = range(first, first + n) if run else places.tolist()
+        out: dict[str, Any] = {}
+        for name, cells in self._cells:
+            values = cells.array if cells.array is not None else cells.stacked
+            if values is not None:
+                out[name] = values[places]
+                continue
+            get = cells.get
+            try:
+                out[name] = [get(row) for row in numbers]
+            except ValueError as e:
+                raise self.damaged(f"column {name!r} of samples {rows[0]} to {rows[-1]}", e, url) from e
+        return out
+
+    def damaged(self, which: str, error: ValueError, url: str) -> FormatError:
+        """What a getter's ``ValueError`` means."""
+        damage = error.damage if isinstance(error, _Refused) else Damage(str(error), self._offset)
+        return FormatError(f"{which}: {damage.what}", url=url, offset=damage.offset, hint=damage.hint)
+
+
+class Pieces:
+    """One open shard. ``starts``: the number of each piece's first row, and at the end that of all rows."""
+
+    def __init__(self, starts: Int64s, decode: Decode, offsets: Int64s, kept: int = KEPT) -> None:
+        self._starts: list[int] = starts.tolist()
+        self._decode = decode
+        self._offsets = offsets
+        self._kept = kept
+        self._held: OrderedDict[tuple[int, Fields], tuple[list[Window], int]] = OrderedDict()
+        self._bytes = 0
+        self._failed: dict[tuple[int, Fields], FormatError] = {}
+        self._now: Window | None = None
+
+    def read(self, i: int, fields: Fields, url: str) -> Sample:
+        """Row ``i`` as a sample."""
+        window = self._now
+        if window is None or not window.first <= i < window.last or window.fields is not fields:
+            window = self._now = self._find(i, fields, url)
+        row = i - window.first
+        sample = Sample()
+        name = ""
+        try:
+            for name, get in window.gets:
+                sample[name] = get(row)
+        except ValueError as e:
+            raise window.damaged(f"column {name!r} of sample {i}", e, url) from e
+        return sample
+
+    def columns(self, rows: Int64s, fields: Fields, url: str) -> dict[str, Any]:
+        """Many rows, column by column: arrays where all of them have no null and one shape, else lists."""
+        if len(rows) == 0:
+            return {}
+        window = self._find(int(rows[0]), fields, url)
+        if window.first <= int(rows.min()) and int(rows.max()) < window.last:
+            return window.columns(rows, url)
+        return self._from_many(rows, fields, url)
+
+    def _from_many(self, rows: Int64s, fields: Fields, url: str) -> dict[str, Any]:
+        """Rows of several windows: each window's together, then put where they belong."""
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        parts: list[dict[str, Any]] = []
+        at = 0
+        while at < len(ordered):
+            window = self._find(int(ordered[at]), fields, url)
+            end = int(np.searchsorted(ordered, window.last))
+            parts.append(window.columns(ordered[at:end], url))
+            at = end
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        straight = bool((order == np.arange(len(order))).all())
+        return {name: _joined([part[name] for part in parts], None if straight else back) for name in parts[0]}
+
+    def _find(self, i: int, fields: Fields, url: str) -> Window:
+        number = bisect_right(self._starts, i) - 1  # an empty piece starts where the next one does
+        windows = self._windows(number, fields, url)
+        if len(windows) == 1:
+            return windows[0]
+        return windows[bisect_right(windows, i, key=lambda window: window.first) - 1]
+
+    def _windows(self, number: int, fields: Fields, url: str) -> list[Window]:
+        key = (number, fields)
+        held = self._held.get(key)
+        if held is not None:
+            self._held.move_to_end(key)
+            return held[0]
+        if key in self._failed:
+            raise self._failed[key].with_traceback(None)  # else each raise would add to the one before
+        try:
+            windows, size = self._opened(number, fields, url)
+        except FormatError as e:
+            self._failed[key] = e
+            raise
+        self._held[key] = (windows, size)
+        self._bytes += size
+        while self._bytes > self._kept and len(self._held) > 1:
+            self._bytes -= self._held.popitem(last=False)[1][1]
+        return windows
+
+    def _opened(self, number: int, fields: Fields, url: str) -> tuple[list[Window], int]:
+        decoded = self._decode(number, fields, url)
+        first, wanted = self._starts[number], self._starts[number + 1] - self._starts[number]
+        batches = [batch for batch in decoded.batches if batch.num_rows]
+        found = sum(batch.num_rows for batch in batches)
+        offset = int(self._offsets[number])
+        if found != wanted:
+            raise FormatError(f"holds {found} samples where {wanted} are declared", url=url, offset=offset)
+        windows = []
+        for batch in batches:
+            windows.append(Window(batch, first, fields, offset, decoded.bad))
+            first += batch.num_rows
+        return windows, decoded.private + 500 * len(windows) + found
+
+
+def _joined(parts: list[Any], back: Int64s | None) -> Any:
+    """Columns of several windows behind each other, in the order ``back`` (``None``: as they are)."""
+    if all(isinstance(part, np.ndarray) for part in parts) and len({(p.dtype, p.shape[1:]) for p in parts}) == 1:
+        whole = np.concatenate(parts)
+        return whole if back is None else whole[back]
+    values = [value for part in parts for value in part]
+    return values if back is None else [values[at] for at in back.tolist()]
+
+
+class _Refused(ValueError):
+    """A cell of a column that cannot be read."""
+
+    def __init__(self, damage: Damage) -> None:
+        super().__init__(damage.what)
+        self.damage = damage
+
+
+def _refusing(damage: Damage) -> Cells:
+    def refuse(i: int) -> Any:
+        raise _Refused(damage)
+
+    return Cells(refuse)
+
+
+def _checked_cells(column: Any, offset: int) -> Cells:
+    """The cells of a column that pyarrow has found sound, or cells that all raise ``ValueError``."""
+    import pyarrow as pa
+
+    try:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            # A text that is no UTF-8 harms its own sample only; whatever else is wrong makes the bytes invalid too.
+            if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+                raise
+            large = pa.types.is_large_string(column.type)
+            column.view(pa.large_binary() if large else pa.binary()).validate(full=True)
+        return cells_of(column)
+    except (ValueError, pa.ArrowException) as e:
+        return _refusing(Damage(str(e), offset, "leave it out with fields=[...]"))
