@@ -89,7 +89,7 @@ class ShardPool:
 
     def again(self) -> ShardPool:
         """Another pool of the same shards, with maps of its own."""
-        return ShardPool(
+        return type(self)(
             self._shards,
             self._client,
             capacity=self.capacity,
@@ -121,28 +121,37 @@ class ShardPool:
     def _add(self, number: int) -> OpenShard:
         if number in self._failed:
             raise self._failed[number].with_traceback(None)  # else each raise would add to the one before
-        shards = self._shards
         try:
-            stat = shards.stat(number)
-            shard = open_mapped(
-                self._client,
-                stat.url,
-                shards.format,
-                version=stat.version,
-                size=stat.size,
-                index=self._indexes.get(number),
-                unpacked=shards.unpacked(number),
-                part=shards.part(number),
-            )
-            if len(shard.index) != shards.samples(number):
-                shard.close()
-                raise FormatError(
-                    f"holds {len(shard.index)} samples, the data set's index says {shards.samples(number)}",
-                    url=shard.url,
-                )
+            shard = self._load(number, self._indexes.get(number))
         except DataError as e:
             self._failed[number] = e
             raise
+        self._admit(number, shard)
+        return shard
+
+    def _load(self, number: int, index: SampleIndex | None) -> OpenShard:
+        """Open a shard; touches nothing of the pool."""
+        shards = self._shards
+        stat = shards.stat(number)
+        shard = open_mapped(
+            self._client,
+            stat.url,
+            shards.format,
+            version=stat.version,
+            size=stat.size,
+            index=index,
+            unpacked=shards.unpacked(number),
+            part=shards.part(number),
+        )
+        if len(shard.index) != shards.samples(number):
+            shard.close()
+            raise FormatError(
+                f"holds {len(shard.index)} samples, the data set's index says {shards.samples(number)}", url=shard.url
+            )
+        return shard
+
+    def _admit(self, number: int, shard: OpenShard) -> None:
+        """Take in a shard, and close those for which there is no room any more."""
         self._indexes.put(number, shard.index)
         self._open[number] = shard
         self._private += shard.private_bytes
@@ -150,4 +159,3 @@ class ShardPool:
             _, old = self._open.popitem(last=False)
             self._private -= old.private_bytes
             old.close()
-        return shard

@@ -5,6 +5,7 @@ What comes out is what ``collate`` makes of the same samples, without a Python o
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from cachefs.errors import DataError, MissingField
 
 from .collation import allocator, collate_values
-from .decode import to_tensor
+from .decoders import to_tensor
 from .formats import Format
 from .opening import OpenShard
 from .permute import Int64s
@@ -58,10 +59,11 @@ class ColumnGather:
 
     def _columns(self, shard: OpenShard, rows: Int64s) -> dict[str, Any]:
         recipe = self._recipe
-        found = self._format.columns(shard.source, shard.index, rows, shard.url, recipe.wanted)
+        with shard.guard or nullcontext():
+            found = self._format.columns(shard.source, shard.index, rows, shard.url, recipe.wanted)
         absent = [name for name in recipe.fields or () if name not in found]
         if absent:
-            present = ", ".join(sorted(shard.format.read(shard.source, shard.index, int(rows[0]), shard.url)))
+            present = ", ".join(sorted(shard.read(int(rows[0]))))
             raise MissingField(
                 f"sample {rows[0]} has no field {absent[0]!r}", url=shard.url, hint=f"fields present: {present}"
             )

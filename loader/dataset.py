@@ -154,17 +154,17 @@ class ShardDataset(IterableDataset[Any]):
         worker = find_worker()
         return None if worker is None else worker.in_iteration(self._iterations + ahead)
 
-    def begin_pass(self, claim: Start | None = None) -> Reading:
-        """The pass that was claimed, else the next one, to be read by this process.
+    def begin_pass(self, claim: Start | None = None, *, threads: int = 1) -> Reading:
+        """The pass that was claimed, else the next one, to be read by so many threads of this process.
 
-        What iterating this data set or its batches uses.
+        What iterating this data set, its batches or a :class:`loader.Loader` uses.
         """
         if claim is None:
             claim = self.claim_pass()
         elif claim.generation != self._cell.next_pass().generation:
             claim = self._begin()  # a state or an epoch was set after the iterator was made
         first, self._worker_first = self._worker_first, 0
-        reading = Reading(self._definition, self._cell, claim, worker=find_worker(), first=first)
+        reading = Reading(self._definition, self._cell, claim, worker=find_worker(), first=first, threads=threads)
         self._progress = reading.progress
         return reading
 

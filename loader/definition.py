@@ -25,6 +25,7 @@ from .manifest_file import SUFFIX, parse_manifest
 from .passes import BatchRule, PassPlan, Prefetch
 from .rowgather import WindowRows
 from .samples import Recipe, SampleReader, Transform
+from .sharedpool import SharedPool
 from .shelf import Shelf
 from .sources import Source
 from .state import is_seed
@@ -210,11 +211,12 @@ class Definition:
         order = self.orders(start.base.settings)(start.epoch)
         return PassPlan(order, self.rule, start.position, start.stop)
 
-    def reader(self, plan: PassPlan) -> SampleReader:
-        """A reader with fresh maps for one pass; the caller's to close."""
+    def reader(self, plan: PassPlan, *, shared: bool = False) -> SampleReader:
+        """A reader with fresh maps for one pass; the caller's to close. ``shared``: several threads may use it."""
         order = plan.order
         wide = order.plan.lanes * (order.block_shards + 1) if order.shuffle else 4
-        pool = ShardPool(self.manifest, self.client, capacity=wide, indexes=self.indexes)
+        kind = SharedPool if shared else ShardPool
+        pool = kind(self.manifest, self.client, capacity=wide, indexes=self.indexes)
         return SampleReader(pool, self.recipe, seed=order.seed, epoch=order.epoch)
 
     def take_rows(self, format: Tokens, capacity: int) -> WindowRows:

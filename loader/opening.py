@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from cachefs.objstore.url import parse_url
 
 from .formats import Format, SampleIndex, WebDataset, detect
 from .formats.abc import Mapped
+from .sample import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,8 +92,17 @@ class OpenShard:
     private_bytes: int
     """What it takes besides the mapping: its decompressed bytes."""
     objects: ClientObjects
+    guard: AbstractContextManager[Any] | None = None
+    """Held by a thread that reads, where others might and the source is not made for that."""
     decoders: dict[str, Callable[[Any], Any] | None] = field(default_factory=dict)
     """Memory of the decode step: what decodes each field of this shard."""
+
+    def read(self, i: int, fields: frozenset[str] | None = None) -> Sample:
+        """Sample ``i`` of the shard, or of the part."""
+        if self.guard is None:
+            return self.format.read(self.source, self.index, i, self.url, fields)
+        with self.guard:
+            return self.format.read(self.source, self.index, i, self.url, fields)
 
     def close(self) -> None:
         """Give back leases and descriptors; samples already handed out stay valid. Idempotent."""

@@ -44,6 +44,22 @@ class BatchRule:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Some batches of one rank, and where their samples lie, batch after batch."""
+
+    batches: range
+    stamps: list[Stamp]
+    places: Places
+
+    def split(self) -> Iterator[tuple[int, Stamp, Places]]:
+        """The batches one by one."""
+        at = 0
+        for batch, stamp in zip(self.batches, self.stamps, strict=True):
+            yield batch, stamp, self.places.part(at, at + stamp.size)
+            at += stamp.size
+
+
+@dataclass(frozen=True)
 class PassPlan:
     """Which positions of ``order`` a rank reads, batch by batch, from ``position`` on. Pure."""
 
@@ -117,18 +133,20 @@ class PassPlan:
 
     def share(self, worker: Worker, first: int = 0) -> Iterator[tuple[int, Stamp, Places]]:
         """``(batch, stamp, places)`` of each batch that this worker reads, those before ``first`` left out."""
+        for run in self.runs(worker, first, _LOCATE):
+            yield from run.split()
+
+    def runs(self, worker: Worker, first: int, samples: int) -> Iterator[Run]:
+        """The same in runs of batches that are located together: about ``samples`` samples, at least one batch."""
         own = range(worker.index, self.batches, worker.count)
         own = own[-(-max(first - worker.index, 0) // worker.count) :]
-        at_once = max(1, _LOCATE * self.rule.place.world // self.rule.global_batch)
+        at_once = max(1, samples * self.rule.place.world // self.rule.global_batch)
         for start in range(0, len(own), at_once):
             batches = own[start : start + at_once]
             positions = self._several(batches)
-            places = self.places(np.concatenate(positions))
-            at = 0
-            for batch, part in zip(batches, positions, strict=True):
-                size = len(part)
-                yield batch, self.stamp(batch, size), places.part(at, at + size)
-                at += size
+            sizes = [len(part) for part in positions]
+            stamps = [self.stamp(batch, size) for batch, size in zip(batches, sizes, strict=True)]
+            yield Run(batches, stamps, self.places(np.concatenate(positions)))
 
     def _several(self, batches: range) -> list[Int64s]:
         """The positions of some batches. With one node all whole batches are the same run, moved along."""

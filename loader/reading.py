@@ -10,6 +10,7 @@ from cachefs.errors import DataError
 
 from .definition import Definition
 from .epochcell import EpochCell, Start
+from .passes import Run
 from .progress import Progress
 from .reader import DataWarning
 from .sample import Sample, Stamp
@@ -30,12 +31,20 @@ _NEIGHBOURS = 16
 class Reading:
     """One pass read by this process; a context manager. ``worker``: ``None`` where no DataLoader worker reads.
 
-    ``first`` leaves out the batches before it (a worker that goes on). Leaving the context closes what is open; samples
+    ``first`` leaves out the batches before it (a worker that goes on). With ``threads`` beyond one, :meth:`samples` may
+    be called by several at once. Leaving the context closes what is open; samples
     that were handed out stay valid.
     """
 
     def __init__(
-        self, definition: Definition, cell: EpochCell, start: Start, *, worker: Worker | None, first: int = 0
+        self,
+        definition: Definition,
+        cell: EpochCell,
+        start: Start,
+        *,
+        worker: Worker | None,
+        first: int = 0,
+        threads: int = 1,
     ) -> None:
         self.plan = definition.plan(start)
         self.progress = Progress(start, self.plan, first)
@@ -44,7 +53,7 @@ class Reading:
         self._worker = worker
         self._first = first
         self.format = definition.manifest.format
-        self.reader = definition.reader(self.plan)
+        self.reader = definition.reader(self.plan, shared=threads > 1)
         self._prefetch = definition.prefetch(self.plan)
         self._warned = False
         self._windows: WindowRows | None = None
@@ -61,6 +70,13 @@ class Reading:
             if self._prefetch is not None:
                 self._prefetch.reach(stamp.end)
             yield batch, stamp, places
+
+    def runs(self, samples: int) -> Iterator[Run]:
+        """As :meth:`batches`, in runs of about so many samples."""
+        for run in self.plan.runs(self._worker or ALONE, self._first, samples):
+            if self._prefetch is not None:
+                self._prefetch.reach(run.stamps[-1].end)
+            yield run
 
     def handed_out(self, batch: int, samples: int, of: int) -> None:
         """The user is about to get sample number ``samples`` of the ``of`` in this batch."""

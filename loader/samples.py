@@ -91,7 +91,7 @@ class SampleReader:
         for number, i, repeat in zip(places.shard.tolist(), places.row.tolist(), repeats, strict=True):
             try:
                 shard = self._pristine(number) if repeat else get(number)
-                sample = shard.format.read(shard.source, shard.index, i, shard.url, wanted)
+                sample = shard.read(i, wanted)
                 if repeat:
                     sample = copy.deepcopy(sample)
                 if wanted is not None:
@@ -122,7 +122,7 @@ class SampleReader:
     def _check(self, sample: Sample, shard: OpenShard, i: int) -> None:
         absent = [name for name in self.recipe.fields or () if name not in sample]
         if absent:
-            present = shard.format.read(shard.source, shard.index, i, shard.url)
+            present = shard.read(i)
             raise MissingField(
                 f"sample {i} has no field {absent[0]!r}",
                 url=shard.url,

@@ -118,6 +118,8 @@ class Format(ABC):
     """Whether an epoch reads every byte of a shard, in small pieces."""
     streams: ClassVar[bool] = False
     """Whether ``index`` asks ``ready`` for what it looks at; see the module's text."""
+    stateful: ClassVar[bool] = False
+    """Whether a source keeps what it decoded, so that two threads must not read from it at once."""
     columnar: ClassVar[bool] = False
     """Whether :meth:`columns` reads many samples at once."""
 
