@@ -18,13 +18,13 @@ from torch.utils.data import get_worker_info
 
 from cachefs.errors import ConfigError, DataError
 
-from .sample import Batch, Sample, Stamp
+from .sample import Sample, Stamp, batch_type
 
 
 def collate(samples: Sequence[Any]) -> Any:
     """A batch from samples that are all mappings, all tuples or lists of one length, or all single values.
 
-    Mappings become a :class:`Batch` with the same fields. Per field (or place):
+    Mappings become a :class:`~loader.sample.Batch` with the same fields. Per field (or place):
 
     * arrays and tensors of one shape and dtype, and numbers of one type, are stacked into one tensor;
     * arrays and tensors that differ in shape stay a list (*ragged*), as do ``str``, ``bytes`` and all other objects;
@@ -38,7 +38,7 @@ def collate(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if isinstance(first, Mapping):
         stamp = common_stamp(samples)
-        batch = Batch(_mappings(samples))
+        batch = batch_type(samples)(_mappings(samples))
         batch.stamp = stamp
         return batch
     if type(first) in (tuple, list) and _same_length(samples):

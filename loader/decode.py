@@ -1,31 +1,54 @@
-"""From stored bytes to values: what ``decode=`` of a data set means.
+"""What ``decode=`` of a data set means: which field becomes what.
 
-==================  ===================================================================================================
-``None``            text, class and JSON fields of a tar become ``str``, ``int`` and objects; the rest stays as it is
-``"bytes"``         nothing is decoded: every field of a tar is a ``uint8`` view
-``"pil"``           as ``None``, and images become ``PIL.Image`` (needs pillow)
-``"torch"``         as ``None``, and images become ``uint8`` tensors (channels, height, width), arrays become tensors
-``{field: f}``      as ``None``, but the named fields become ``f(view)``
-==================  ===================================================================================================
+What a field holds is told by the last part of its name in a tar (``seg.png`` is a ``png``), by the format itself
+elsewhere; in no other way does a field's name matter.
 
-What a field holds is told by the last part of its name in a tar (``seg.png`` is a ``png``), by the column's encoding in
-MDS. A value that cannot be decoded is a :class:`FormatError` that names shard and field.
+========================================== ==================== =================== ===================================
+kind                                       ``decode=None``      ``"pil"``           ``"torch"``
+========================================== ==================== =================== ===================================
+``txt text transcript``                    ``str``              ``str``             ``str``
+``cls cls2 class count index inx id``      ``int``              ``int``             ``int``
+``json jsn``                               object               object              object
+``npy``                                    array view           array view          tensor
+``jpg jpeg png ppm pgm pbm pnm webp bmp    as it is             ``PIL.Image``       tensor (channels, height, width)
+tif tiff gif``
+``pil`` (MDS), ``image`` (``{bytes,        as it is             ``PIL.Image``       tensor (channels, height, width)
+path}`` of Parquet and Arrow)
+``pt pth``                                 refused              refused             tensors, loaded ``weights_only``
+``pkl pickle pyd``                         refused              refused             refused
+all others                                 as it is             as it is            arrays become tensors
+========================================== ==================== =================== ===================================
+
+``decode="bytes"`` leaves every field as it is. ``decode={field: f}`` is as ``None``, but these fields become
+``f(value)``, whatever they hold. A field that is refused is an error that names it: loading a pickle runs code that
+the file chooses, so either it is not read (``fields=``), or not decoded (``"bytes"``), or by a function of the user's.
+
+A null stays ``None`` and reaches no function. A value that cannot be decoded is a :class:`FormatError` that names
+shard, sample and field.
 """
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
+from cachefs.errors import ConfigError, DataError, FormatError
 
-from cachefs.errors import ConfigError, FormatError
+from .decoders import (
+    array_to_tensor,
+    image_to_tensor,
+    load_tensors,
+    raw_image_to_tensor,
+    raw_to_pil,
+    to_array,
+    to_int,
+    to_json,
+    to_pil,
+    to_tensor,
+    to_text,
+)
 
 if TYPE_CHECKING:
-    import torch
-
     from .opening import OpenShard
     from .sample import Sample
 
@@ -35,8 +58,23 @@ DecodeOption: TypeAlias = Literal["bytes", "pil", "torch"] | Mapping[str, Decode
 _TEXT = frozenset({"txt", "text", "transcript"})
 _NUMBER = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _JSON = frozenset({"json", "jsn"})
-_IMAGE = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff", "gif"})
-_RAW_IMAGE = "pil"
+_IMAGE = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff", "gif", "image"})
+_RAW_IMAGE = frozenset({"pil"})
+_ARRAY = frozenset({"npy"})
+_TENSORS = frozenset({"pt", "pth"})
+_PICKLE = frozenset({"pkl", "pickle", "pyd"})
+
+
+def _table(*rows: tuple[frozenset[str], Callable[[Any], Any]]) -> dict[str, Callable[[Any], Any]]:
+    return {kind: decoder for kinds, decoder in rows for kind in kinds}
+
+
+_PLAIN = _table((_TEXT, to_text), (_NUMBER, to_int), (_JSON, to_json), (_ARRAY, to_array))
+_PIL = _PLAIN | _table((_IMAGE, to_pil), (_RAW_IMAGE, raw_to_pil))
+_TORCH = _PLAIN | _table(
+    (_IMAGE, image_to_tensor), (_RAW_IMAGE, raw_image_to_tensor), (_ARRAY, array_to_tensor), (_TENSORS, load_tensors)
+)
+_BY_MODE = {None: _PLAIN, "pil": _PIL, "torch": _TORCH}
 
 
 class Decode:
@@ -51,6 +89,8 @@ class Decode:
             raise ConfigError("decode={...} holds something that is no function")
         own = option if isinstance(option, Mapping) else {}
         self._own = {canonical(name): f for name, f in own.items()}
+        if len(self._own) < len(own):
+            raise ConfigError(f"decode={{...}} names a field twice: {', '.join(own)}", hint="letter case is no matter")
         self._mode = option if isinstance(option, str) else None
 
     @property
@@ -65,8 +105,9 @@ class Decode:
 
     def __call__(self, sample: Sample, shard: OpenShard, i: int) -> None:
         """Replace the fields of sample ``i`` that are to be decoded by their values. Raises ``FormatError``."""
+        table = shard.decoders
         for name, value in sample.items():
-            decoder = self.decoder(name, shard)
+            decoder = table[name] if name in table else self.decoder(name, shard)
             if decoder is not None:
                 # replacing the value of a key that is there keeps the iteration valid
                 sample[name] = self.value(decoder, value, name, shard, i)
@@ -74,23 +115,23 @@ class Decode:
     def decoder(self, name: str, shard: OpenShard) -> Decoder | None:
         """What decodes this field of the shard's samples; ``None`` if it stays as it is."""
         table = shard.decoders
-        try:
-            return table[name]
-        except KeyError:
-            decoder = table[name] = self._choose(name, shard)
-            return decoder
+        if name not in table:
+            table[name] = self._choose(name, shard)
+        return table[name]
 
     def value(self, decoder: Decoder, value: Any, name: str, shard: OpenShard, i: int) -> Any:
-        """One value decoded. Raises ``FormatError`` that names sample and field."""
+        """One value decoded; a null stays one. Raises ``FormatError`` that names sample and field."""
+        if value is None:
+            return None
         try:
             return decoder(value)
         except ConfigError:
             raise
         # a decoder is the user's or an image library's: whatever it raises on damaged bytes, the sample is bad
         except Exception as e:
-            raise FormatError(
-                f"field {name!r} of sample {i} cannot be decoded: {type(e).__name__}: {e}", url=shard.url
-            ) from e
+            reason = e.what if isinstance(e, DataError) else f"{type(e).__name__}: {e}"
+            first_line = reason.partition("\n")[0]
+            raise FormatError(f"field {name!r} of sample {i} cannot be decoded: {first_line}", url=shard.url) from e
 
     def _choose(self, name: str, shard: OpenShard) -> Decoder | None:
         if name in self._own:
@@ -98,11 +139,23 @@ class Decode:
         if self._mode == "bytes" or name.startswith("__"):
             return None
         kind = shard.format.kind(shard.index, name)
-        if self._mode == "torch":
-            return _torch_decoder(kind)
-        if self._mode == "pil" and (kind in _IMAGE or kind == _RAW_IMAGE):
-            return to_pil if kind in _IMAGE else raw_to_pil
-        return _light_decoder(kind)
+        table = _BY_MODE[self._mode]
+        if kind in table:
+            return table[kind]
+        if kind in _PICKLE or kind in _TENSORS:
+            return _refusal(name, kind, shard.url)
+        return to_tensor if self._mode == "torch" else None
+
+
+def _refusal(name: str, kind: str, url: str) -> Decoder:
+    hint = f"leave it out with fields=[...], or decode={{{name!r}: f}}, or decode='bytes'"
+    if kind in _TENSORS:
+        hint += ", or decode='torch', which loads tensors and nothing else"
+
+    def refuse(value: Any) -> Any:
+        raise ConfigError(f"field {name!r} is a pickle, and loading one runs what it says", url=url, hint=hint)
+
+    return refuse
 
 
 def plain_kind(kind: str) -> str:
@@ -112,74 +165,3 @@ def plain_kind(kind: str) -> str:
         if kind in kinds:
             return name
     return ""
-
-
-def _light_decoder(kind: str) -> Decoder | None:
-    if kind in _TEXT:
-        return _text
-    if kind in _NUMBER:
-        return _number
-    return _json if kind in _JSON else None
-
-
-def _torch_decoder(kind: str) -> Decoder | None:
-    if kind in _IMAGE:
-        return lambda raw: _image_tensor(to_pil(raw))
-    if kind == _RAW_IMAGE:
-        return lambda raw: _image_tensor(raw_to_pil(raw))
-    if kind == "npy":
-        return lambda raw: to_tensor(np.load(io.BytesIO(raw), allow_pickle=False))
-    return _light_decoder(kind) or to_tensor
-
-
-def _text(raw: Any) -> str:
-    return str(raw, "utf-8")
-
-
-def _number(raw: Any) -> int:
-    return int(bytes(raw))
-
-
-def _json(raw: Any) -> Any:
-    return json.loads(bytes(raw))
-
-
-def to_pil(raw: Any) -> Any:
-    """An encoded image as a loaded ``PIL.Image``, in the mode it is stored in."""
-    image = _pillow().open(io.BytesIO(raw))
-    image.load()
-    return image
-
-
-def raw_to_pil(raw: Any) -> Any:
-    """The raw image of an MDS ``pil`` column: width, height, length of the mode, mode, pixels."""
-    width, height, mode_size = (int(n) for n in raw[:12].view("<u4"))
-    mode = bytes(raw[12 : 12 + mode_size]).decode("ascii")
-    return _pillow().frombytes(mode, (width, height), bytes(raw[12 + mode_size :]))
-
-
-def to_tensor(value: Any) -> Any:
-    """A numpy array or scalar as a tensor over the same memory, copied only where torch cannot take it as it is."""
-    import torch
-
-    if not isinstance(value, np.ndarray | np.generic):
-        return value
-    array = np.asarray(value)
-    native = array.astype(array.dtype.newbyteorder("="), copy=not (array.flags.aligned and array.flags.writeable))
-    return torch.from_numpy(native)
-
-
-def _image_tensor(image: Any) -> torch.Tensor:
-    import torch
-
-    pixels = np.array(image.convert("RGB") if image.mode in ("P", "CMYK", "YCbCr") else image)
-    tensor = torch.from_numpy(pixels)
-    return tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ConfigError("decoding images needs pillow", hint="pip install pillow, or decode='bytes'") from None
-    return Image

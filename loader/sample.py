@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from cachefs.errors import MissingField
@@ -34,7 +35,7 @@ class Sample(_Stamped):
     """One training example: field name -> value.
 
     A plain ``dict`` otherwise, except that asking for an absent field raises :class:`MissingField` with the list of
-    those present. Values read without decoding are 1-D ``uint8`` numpy views into the mapped shard: private, writable
+    those present (``get`` and ``in`` are a dict's). Values read without decoding are 1-D ``uint8`` numpy views into the mapped shard: private, writable
     memory that lives as long as the view does.
     """
 
@@ -45,3 +46,34 @@ class Batch(_Stamped):
     """Several samples, field by field: a stacked tensor where shapes agree, else a list in sample order."""
 
     _thing = "batch"
+
+
+class _Folded(_Stamped):
+    """Names are in lower case, and are found however they are written: ``sample["JPG"]`` is ``sample["jpg"]``."""
+
+    def __missing__(self, key: str) -> Any:
+        folded = _folded(key)
+        return self[folded] if folded != key else super().__missing__(key)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or super().__contains__(_folded(key))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+
+class FoldedSample(_Folded, Sample):
+    """A sample of a format in which the case of field names is no matter (tar members)."""
+
+
+class FoldedBatch(_Folded, Batch):
+    """A batch of :class:`FoldedSample`."""
+
+
+def batch_type(samples: Sequence[Any]) -> type[Batch]:
+    """What a batch of these is."""
+    return FoldedBatch if samples and isinstance(samples[0], FoldedSample) else Batch
+
+
+def _folded(key: Any) -> Any:
+    return key.lower() if isinstance(key, str) else key

@@ -120,7 +120,8 @@ class SampleReader:
             self._untouched.close()
 
     def _check(self, sample: Sample, shard: OpenShard, i: int) -> None:
-        absent = [name for name in self.recipe.fields or () if name not in sample]
+        there = sample.keys()
+        absent = [name for name in self.recipe.fields or () if name not in there]
         if absent:
             present = shard.read(i)
             raise MissingField(

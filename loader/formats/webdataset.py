@@ -4,7 +4,8 @@ The rules are those of webdataset 1.0 (its ``tariterators``), so a data set read
 
 * Key and field split at the first dot of the member's base name; dots in directory names never count. ``a/b.seg.png``
   is the field ``seg.png`` of the sample ``a/b``. (``split="last"`` splits at the last dot instead.)
-* Field names are lower-cased; keys are not. A leading ``./`` stays in the key.
+* Field names are lower-cased; keys are not. A leading ``./`` stays in the key. (Whoever asks for a field may write it
+  in any case: in ``fields=``, in ``decode=`` and in ``sample["JPG"]``.)
 * Neighbouring members with one key are one sample; the same key again further on is another sample.
 * Directories, links and devices are passed over, and so are names whose first part is ``__...__``.
 
@@ -28,7 +29,7 @@ from typing import ClassVar, Literal
 
 from cachefs.errors import ConfigError, FormatError
 
-from ..sample import Sample
+from ..sample import FoldedSample, Sample
 from .abc import Bytes, Damage, Format, Ready, all_there
 from .packed import codec_of, unpacked
 from .tar import BLOCK, TarNotes, is_blank, is_tar, walk
@@ -97,7 +98,7 @@ class WebDataset(Format):
     def read(self, source: Bytes, index: TarIndex, i: int, url: str, fields: frozenset[str] | None = None) -> Sample:
         if index.damaged and i in index.damaged:
             raise index.damaged[i].error(FormatError, url)
-        sample = Sample()
+        sample = FoldedSample()
         sample[_KEY] = index.key(i)
         starts, sizes, names, table = index.starts, index.sizes, index.names, index.fields
         for m in range(index.first[i], index.first[i + 1]):

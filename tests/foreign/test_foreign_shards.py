@@ -15,7 +15,7 @@ import pytest
 import loader
 from cachefs.errors import FormatError, UnknownFormat
 from loader import formats
-from loader.decode import raw_to_pil, to_pil
+from loader.decoders import raw_to_pil, to_pil
 from loader.testing import mapped_at
 
 DATA = Path(__file__).parent / "data"
