@@ -21,6 +21,7 @@ from .parquet import Parquet
 from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
+from .zarr import Zarr
 
 __all__ = [
     "Arrow",
@@ -38,6 +39,7 @@ __all__ = [
     "TFRecord",
     "Tokens",
     "WebDataset",
+    "Zarr",
     "detect",
     "detect_bytes",
     "resolve",

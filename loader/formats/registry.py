@@ -16,8 +16,22 @@ from .parquet import Parquet
 from .tfrecord import TFRecord
 from .tokens import Tokens
 from .webdataset import WebDataset
+from .zarr import Zarr
 
-ORDER: tuple[type[Format], ...] = (WebDataset, Parquet, Arrow, TFRecord, Lmdb, Npy, Npz, LlmC, Megatron, Mds, Jsonl)
+ORDER: tuple[type[Format], ...] = (
+    WebDataset,
+    Parquet,
+    Arrow,
+    TFRecord,
+    Lmdb,
+    Npy,
+    Npz,
+    LlmC,
+    Megatron,
+    Mds,
+    Jsonl,
+    Zarr,
+)
 """Those with a magic number or a checksum first, those that are told by their structure last."""
 
 _ALL: tuple[type[Format], ...] = (*ORDER, Files, Tokens)
