@@ -1,12 +1,17 @@
 """Headerless token files: one array of token ids and nothing else (nanoGPT's ``train.bin``, OLMo's ``.npy``).
 
 Such a file does not say what it holds, so dtype and length are always the user's to give; nothing is guessed from the
-bytes or the name. Sample ``i`` is ``tokens[i * stride : i * stride + length]``; with ``labels`` one token more is
-needed, and the labels are the same run moved by one. Tokens after the last whole sample are not read.
+bytes or the name. Files that ``numpy.save`` wrote are read as well: their header must declare one axis and the dtype
+that the user gave. How many samples a file has follows from its size alone, but for names that end in ``.npy``: these
+may have a header or not, so the first bytes of each are read to know.
+
+Sample ``i`` is ``tokens[i * stride : i * stride + length]``; with ``labels`` one token more is needed, and the labels
+are the same run moved by one. Tokens after the last whole sample are not read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -16,11 +21,11 @@ import numpy.typing as npt
 from cachefs.errors import ConfigError, FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Format, Ready, SampleIndex, all_there
+from .abc import Bytes, Format, Objects, Ready, SampleIndex, all_there
+from .npy_header import MAGIC, MOST, read_header
 
 Tokens2D: TypeAlias = npt.NDArray[Any]
 _HEADERS = {
-    b"\x93NUMPY": "a NumPy header",
     b"\x88\xd8\x34\x01\x01\x00\x00\x00": "the header of an llm.c token file",
     b"MMIDIDX\x00\x00": "the header of a Megatron index",
 }
@@ -42,7 +47,7 @@ class RowIndex(SampleIndex):
 
 @dataclass(frozen=True)
 class Tokens(Format):
-    """Headerless files of token ids.
+    """Files of token ids without a header, or with NumPy's.
 
     ``length``: tokens in a sample. ``stride``: tokens from one sample's start to the next (default ``length``: no
     overlap). ``dtype``: of the ids in the file, little-endian. ``labels``: add the field ``labels``, the tokens moved
@@ -94,7 +99,17 @@ class Tokens(Format):
     def identity(self) -> str:
         return f"{self.length} {self.step} {self.dtype} {self.labels}"  # not `out`: it changes no sample's place
 
-    def count(self, size: int, url: str) -> int:
+    def count(self, size: int, url: str) -> int | None:
+        return None if url.endswith(".npy") else self.windows_in(size, url)
+
+    def parts(self, objects: Objects, url: str) -> Sequence[int]:
+        """One part, the whole file: so that its beginning alone is read to count its samples."""
+        data, ready = objects.map(url)
+        ready(0, min(len(data), MOST))
+        return [len(self.index(data, url))]
+
+    def windows_in(self, size: int, url: str) -> int:
+        """The samples of ``size`` bytes of tokens."""
         item = self.stored.itemsize
         if size % item:
             raise FormatError(f"its {size} bytes are no whole number of {self.dtype} tokens", url=url)
@@ -104,11 +119,12 @@ class Tokens(Format):
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> RowIndex:
         for magic, what in _HEADERS.items():
             if data[: len(magic)].tobytes() == magic:
-                raise FormatError(f"begins with {what}; formats.Tokens reads headerless files", url=url, offset=0)
-        return RowIndex(self.count(len(data), url))
+                raise FormatError(f"begins with {what}, which formats.Tokens does not read", url=url, offset=0)
+        return RowIndex(self.windows_in(len(data) - self._start(data, url), url))
 
     def source(self, data: Bytes, index: RowIndex) -> Tokens2D:
         """All samples as one view of shape ``(samples, window)``; its rows overlap where the stride is short."""
+        data = data[self._start(data, "") :]
         whole = len(data) // self.stored.itemsize * self.stored.itemsize
         tokens = data[:whole].view(self.stored)
         strides = (self.step * tokens.itemsize, tokens.itemsize)
@@ -130,6 +146,23 @@ class Tokens(Format):
             source.take(which, axis=0, out=out, mode="wrap")
         else:
             out[...] = source[which]  # take() would first copy a whole file of overlapping windows
+
+    def _start(self, data: Bytes, url: str) -> int:
+        """The bytes in front of the tokens: the length of NumPy's header, if there is one."""
+        if data[: len(MAGIC)].tobytes() != MAGIC:
+            return 0
+        header = read_header(data[:MOST], len(data), url)
+        if len(header.shape) != 1:
+            hint = "formats.Npy() makes a sample of each row"
+            raise FormatError(f"an array of shape {header.shape}, no row of tokens", url=url, offset=0, hint=hint)
+        if header.dtype != self.stored:
+            raise FormatError(
+                f"its header says that it holds {header.dtype}, not {self.dtype}",
+                url=url,
+                offset=0,
+                hint=f'give dtype="{header.dtype.name}", or formats.Npy(length={self.length}), which takes any',
+            )
+        return header.start
 
     @property
     def _shares(self) -> bool:

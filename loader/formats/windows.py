@@ -60,7 +60,7 @@ class Windows:
     def __init__(self, options: Tokens, tokens: Tokens1D) -> None:
         raw = tokens.view(np.uint8)
         self._options = options
-        self._index = RowIndex(options.count(len(raw), ""))
+        self._index = RowIndex(options.windows_in(len(raw), ""))
         self._rows = options.source(raw, self._index)
 
     @property
