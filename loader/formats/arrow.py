@@ -27,7 +27,7 @@ from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
 from .arrow_feed import Feed
 from .arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, SCHEMA, Message, file_blocks, is_stream, read_message
 from .arrow_pieces import Decoded, Fields, Pieces, nothing
-from .arrow_schema import image_columns
+from .arrow_schema import arrow_fields, image_fields
 
 _MESSAGE_BYTES = 400
 
@@ -146,8 +146,8 @@ class _Batches:
                 return Decoded([nothing(index.batches[number].rows)], 0)
             feed = self._feeds[fields] = Feed(self._data, index.schema, wanted)
         message = index.batches[number]
-        batch = feed.decode(message, index.dictionaries[: index.before[number]], url)
-        return Decoded([batch], batch.nbytes if message.codec >= 0 else 0)
+        batch, size = feed.decode(message, index.dictionaries[: index.before[number]], url)
+        return Decoded([batch], size)
 
 
 def _schema(data: Bytes, at: int, end: int, url: str, ready: Ready) -> tuple[Message, tuple[str, ...], frozenset[str]]:
@@ -160,7 +160,7 @@ def _schema(data: Bytes, at: int, end: int, url: str, ready: Ready) -> tuple[Mes
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data[message.at : message.end]))
         names = tuple(schema.names)
-        images = image_columns(schema)
+        images = image_fields(arrow_fields(schema), (schema.metadata or {}).get(b"huggingface"))
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as e:
         raise FormatError(f"the schema is damaged: {e}", url=url, offset=at) from e
     if len(set(names)) < len(names):

@@ -13,7 +13,7 @@ from typing import Any
 from cachefs.errors import FormatError
 
 from .abc import Bytes
-from .arrow_messages import Message, check_body
+from .arrow_messages import Message, unpacked_size
 from .packed import MOST
 
 
@@ -66,19 +66,24 @@ class Feed:
         self._reader: Any = None
         self._known: dict[int, list[int]] = {}
 
-    def decode(self, batch: Message, dictionaries: Sequence[Message], url: str) -> Any:
-        """The record batch, after the ``dictionaries`` before it. Raises ``FormatError``."""
+    def decode(self, batch: Message, dictionaries: Sequence[Message], url: str) -> tuple[Any, int]:
+        """The record batch, after the ``dictionaries`` before it, and what it is decompressed to in bytes.
+
+        Nothing in it has been validated: its values must not be looked at before. Raises ``FormatError``.
+        """
         import pyarrow as pa
 
-        for message in (batch, *self._unknown(dictionaries)):
-            check_body(self._data, message, MOST, url)
+        unknown = self._unknown(dictionaries)
+        for message in unknown:
+            unpacked_size(self._data, message, MOST, url)
+        size = unpacked_size(self._data, batch, MOST, url)
         try:
             if self._queue is None:
                 self._queue = _Queue(self._data)
                 self._queue.add(self._schema)
                 options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=self._fields)
                 self._reader = pa.ipc.open_stream(pa.PythonFile(self._queue, mode="r"), options=options)
-            for message in self._unknown(dictionaries):
+            for message in unknown:
                 self._queue.add(message)
             self._queue.add(batch)
             decoded = self._reader.read_next_batch()
@@ -93,7 +98,7 @@ class Feed:
                 self._known[number] = chain
         if decoded.num_rows != batch.rows:
             raise FormatError(f"{decoded.num_rows} rows, declared are {batch.rows}", url=url, offset=batch.at)
-        return decoded
+        return decoded, size
 
     def _unknown(self, dictionaries: Sequence[Message]) -> list[Message]:
         """Those that must be fed before a batch that needs all of these: first whole ones, then what they grew by."""

@@ -160,19 +160,21 @@ def _batch(message: Message, batch: Table, length: int) -> Message:
     return message._replace(rows=rows, codec=codec)
 
 
-def check_body(data: Bytes, message: Message, most: int, url: str) -> None:
-    """That a compressed body declares sizes that its bytes can decompress to, all of them no more than ``most``.
+def unpacked_size(data: Bytes, message: Message, most: int, url: str) -> int:
+    """What a compressed body decompresses to by its own account; 0 for one that is not compressed.
 
-    Raises ``FormatError``. What is declared is allocated by Arrow's library at once.
+    What is declared is allocated by Arrow's library at once, so it is checked here that the body's bytes can decompress
+    to it, and that it is no more than ``most`` in all. Raises ``FormatError``.
     """
     if message.codec < 0:
-        return
+        return 0
     start = message.at + (8 if data[message.at : message.at + 4].tobytes() == CONTINUES else 4)
-    header = Table.root(data[start : message.body].data).table(2)
-    if header is not None and message.kind == DICTIONARY:
-        header = header.table(1)
+    try:
+        buffers = _buffers(data[start : message.body].data, message.kind)
+    except ValueError as e:
+        raise FormatError(f"a message that is damaged: {e}", url=url, offset=message.at) from e
     total = 0
-    for offset, length in [] if header is None else header.structs(2, "qq"):
+    for offset, length in buffers:
         first = message.body + offset
         if offset < 0 or length < 0 or first + length > message.end:
             raise FormatError("a buffer that lies outside its message", url=url, offset=message.at)
@@ -189,6 +191,14 @@ def check_body(data: Bytes, message: Message, most: int, url: str) -> None:
             offset=message.at,
             hint="write smaller batches",
         )
+    return total
+
+
+def _buffers(metadata: memoryview, kind: int) -> list[tuple[int, ...]]:
+    """Offset and length of each buffer of a batch's body."""
+    header = Table.root(metadata).table(2)
+    batch = header.table(1) if header is not None and kind == DICTIONARY else header
+    return [] if batch is None else batch.structs(2, "qq")
 
 
 def is_stream(head: bytes) -> bool:

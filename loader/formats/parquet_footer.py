@@ -1,30 +1,44 @@
 """A Parquet file's footer: its row groups and columns, checked against the file and against each other.
 
-Arrow's library parses the footer. What it then believes is checked here, because memory is allocated by it: where the
-columns' bytes lie, how many values they hold, and what they decompress to.
+It is read here and not by Arrow's library, which allocates by what a footer declares, and ends the process over some
+damaged ones. What is checked: where the columns' bytes lie, how many values they hold, and what they decompress to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from cachefs.errors import FormatError
 
 from .abc import Bytes, Ready
-from .arrow_schema import image_columns
+from .arrow_schema import Field, image_fields
 from .packed import MOST
+from .thrift import Reader, Wanted
 
 MAGIC = b"PAR1"
 _TAIL = 64 << 10
 _MOST_ROWS = 1 << 31
+_DEEPEST = 64
+
+_COLUMN: Wanted = {3: None, 5: None, 6: None, 7: None, 9: None, 11: None}
+_GROUP: Wanted = {1: {1: None, 3: _COLUMN}, 3: None}
+_ELEMENT: Wanted = {1: None, 3: None, 4: None, 5: None, 6: None, 10: {}}
+_FILE: Wanted = {2: _ELEMENT, 3: None, 4: _GROUP, 5: {1: None, 2: None}, 8: {}}
+"""The numbers of the fields that are read, as ``parquet.thrift`` gives them."""
+
+_BYTE_ARRAY = 6
+_REPEATED = 2
 
 
 class Chunk(NamedTuple):
-    """One column's pages in one row group: bytes ``start .. end``. ``column``: the field it belongs to."""
+    """One column's pages in one row group: bytes ``start .. end``. ``column``: the field it belongs to;
+    ``dictionary``: whether it begins with a dictionary."""
 
     column: str
     start: int
     end: int
+    dictionary: bool
 
 
 class Group(NamedTuple):
@@ -37,19 +51,22 @@ class Group(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """What is read of a footer. ``metadata``: pyarrow's; ``names``: of the fields, in order."""
+    """What is read of a footer. ``names``: of the fields, in order; ``images``: which of them are images."""
 
-    metadata: Any
     names: tuple[str, ...]
     images: frozenset[str]
     groups: tuple[Group, ...]
 
 
+class _Leaf(NamedTuple):
+    """A column of the file. ``column``: the field it belongs to; ``repeated``: whether it may have more values."""
+
+    column: str
+    repeated: bool
+
+
 def read_footer(data: Bytes, url: str, ready: Ready) -> Footer:
     """The footer of a mapped file, of which only these last bytes are asked for. Raises ``FormatError``."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     size = len(data)
     ready(max(size - _TAIL, 0), size)
     tail = data[-8:].tobytes()
@@ -62,71 +79,80 @@ def read_footer(data: Bytes, url: str, ready: Ready) -> Footer:
         raise FormatError("a footer that is longer than the file", url=url, offset=size - 8)
     ready(start, size)
     try:
-        metadata = pq.read_metadata(pa.BufferReader(pa.py_buffer(data)))
-        schema = metadata.schema.to_arrow_schema()
-        names = tuple(schema.names)
-        groups = tuple(_groups(metadata, schema, start))
-        images = image_columns(schema)
-    # pyarrow raises OSError for what is no footer, its own errors and ValueError for what is no schema
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, MemoryError) as e:
-        raise FormatError(f"the footer is damaged: {e}", url=url, offset=start) from e
+        return _parsed(Reader(data[start : size - 8].tobytes()).struct(_FILE), start)
+    # what is missing is a KeyError, what is of another kind than it must be a TypeError or AttributeError
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        what = f"{e} is missing" if isinstance(e, KeyError) else str(e)
+        raise FormatError(f"the footer is damaged: {what}", url=url, offset=start) from e
+
+
+def _parsed(document: dict[int, Any], end: int) -> Footer:
+    if 8 in document:
+        raise ValueError("it is encrypted, which is not read")
+    leaves: list[_Leaf] = []
+    fields = _fields(document[2], leaves)
+    names = tuple(field.name for field in fields)
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FormatError(f"two columns are called {twice!r}", url=url, offset=start)
-    return Footer(metadata, names, images, groups)
-
-
-def _groups(metadata: Any, schema: Any, end: int) -> list[Group]:
-    """Raises ``ValueError`` for a footer that contradicts itself or the file."""
-    owners = [(field.name, _nested(field.type)) for field in schema for _ in range(_leaves(field.type))]
-    if len(owners) != metadata.num_columns:
-        raise ValueError(f"{metadata.num_columns} columns where the schema has {len(owners)}")
-    groups = [_group(metadata.row_group(number), number, owners, end) for number in range(metadata.num_row_groups)]
+        raise ValueError(f"two columns are called {next(name for name in names if names.count(name) > 1)!r}")
+    groups = tuple(_group(group, number, leaves, end) for number, group in enumerate(document[4]))
     total = sum(group.rows for group in groups)
-    if total != metadata.num_rows:
-        raise ValueError(f"{metadata.num_rows} rows, but {total} in the row groups")
-    return groups
+    if total != document[3]:
+        raise ValueError(f"{document[3]} rows, but {total} in the row groups")
+    notes = {item.get(1): item.get(2) for item in document.get(5, [])}
+    return Footer(names, image_fields(fields, notes.get(b"huggingface")), groups)
 
 
-def _group(described: Any, number: int, owners: list[tuple[str, bool]], end: int) -> Group:
-    rows = described.num_rows
-    if not 0 <= rows <= _MOST_ROWS or described.num_columns != len(owners):
-        raise ValueError(f"row group {number} of {rows} rows and {described.num_columns} columns")
+def _fields(elements: list[dict[int, Any]], leaves: list[_Leaf]) -> list[Field]:
+    """The fields of the top level; their columns are added to ``leaves``."""
+    rest = iter(elements)
+    root = next(rest, None)
+    if root is None:
+        raise ValueError("a schema without a root")
+    fields = [_field(rest, leaves, None, False, 0) for _ in range(min(root.get(5, 0), len(elements)))]
+    if next(rest, None) is not None or len(fields) != root.get(5, 0):
+        raise ValueError("a schema of other size than its root says")
+    return fields
+
+
+def _field(rest: Iterator[dict[int, Any]], leaves: list[_Leaf], top: str | None, repeated: bool, deep: int) -> Field:
+    element = next(rest, None)
+    if element is None or deep > _DEEPEST:
+        raise ValueError("a schema of other size than it says")
+    name = element[4].decode()
+    top = name if top is None else top
+    repeated = repeated or element.get(3) == _REPEATED
+    count = element.get(5, 0)
+    if not count:
+        leaves.append(_Leaf(top, repeated))
+        return Field(name, element.get(1) == _BYTE_ARRAY and 6 not in element and 10 not in element, ())
+    parts = [_field(rest, leaves, top, repeated, deep + 1).name for _ in range(count)]
+    return Field(name, False, () if repeated else tuple(parts))
+
+
+def _group(described: dict[int, Any], number: int, leaves: list[_Leaf], end: int) -> Group:
+    rows = described[3]
+    columns = described[1]
+    if not 0 <= rows <= _MOST_ROWS or len(columns) != len(leaves):
+        raise ValueError(f"row group {number} has {rows} rows and {len(columns)} columns of {len(leaves)}")
     chunks = []
     size = 0
-    for k, (name, nested) in enumerate(owners):
-        column = described.column(k)
-        start = column.data_page_offset
-        if column.has_dictionary_page and column.dictionary_page_offset is not None:
-            start = min(start, column.dictionary_page_offset) if column.dictionary_page_offset > 0 else start
-        stop = start + column.total_compressed_size
-        where = f"column {column.path_in_schema!r} of row group {number}"
-        if rows and not (len(MAGIC) <= start <= stop <= end):
-            raise ValueError(f"{where} lies outside the file: bytes {start} to {stop}")
-        if column.num_values != rows and (not nested or column.num_values < rows):
-            raise ValueError(f"{where} has {column.num_values} values for {rows} rows")
-        if column.num_values > _MOST_ROWS or not 0 <= column.total_uncompressed_size <= MOST:
-            raise ValueError(f"{where} declares {column.num_values} values in {column.total_uncompressed_size} bytes")
-        size += column.total_uncompressed_size
-        chunks.append(Chunk(name, start, stop))
+    for column, leaf in zip(columns, leaves, strict=True):
+        where = f"column {leaf.column!r} of row group {number}"
+        if 1 in column:
+            raise ValueError(f"{where} lies in another file")
+        if 3 not in column:
+            raise ValueError(f"{where} is encrypted, which is not read")
+        described_column = column[3]
+        values, raw, stored = (described_column[key] for key in (5, 6, 7))
+        start, dictionary = described_column[9], described_column.get(11, 0)
+        has_dictionary = 0 < dictionary < start
+        start = dictionary if has_dictionary else start
+        if rows and not (len(MAGIC) <= start <= start + stored <= end):
+            raise ValueError(f"{where} lies outside the file: bytes {start} to {start + stored}")
+        if not (values == rows or (leaf.repeated and rows <= values <= _MOST_ROWS)):
+            raise ValueError(f"{where} has {values} values for {rows} rows")
+        if not 0 <= raw <= MOST:
+            raise ValueError(f"{where} decompresses to {raw} bytes, more than {MOST}")
+        size += raw
+        chunks.append(Chunk(leaf.column, start, start + stored, has_dictionary))
     return Group(rows, min((chunk.start for chunk in chunks), default=0), size, tuple(chunks))
-
-
-def _leaves(kind: Any) -> int:
-    """How many columns of the file one field is stored as."""
-    import pyarrow as pa
-
-    if isinstance(kind, pa.BaseExtensionType):
-        return _leaves(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _leaves(kind.value_type)
-    return sum(_leaves(kind.field(k).type) for k in range(kind.num_fields)) if kind.num_fields else 1
-
-
-def _nested(kind: Any) -> bool:
-    """Whether a field's columns may hold more values than there are rows."""
-    import pyarrow as pa
-
-    if isinstance(kind, pa.BaseExtensionType):
-        return _nested(kind.storage_type)
-    return bool(kind.num_fields)

@@ -41,7 +41,7 @@ class GroupReader:
             if len(names) == 1:
                 return Decoded([nothing(group.rows)], 0, {names[0]: self._damage(number, names[0], e)})
             batches, bad = self._one_by_one(number, names)
-        return Decoded(batches, sum(batch.nbytes for batch in batches), bad)
+        return Decoded(batches, sum(batch.get_total_buffer_size() for batch in batches), bad)
 
     def _one_by_one(self, number: int, names: list[str]) -> tuple[list[Any], dict[str, Damage]]:
         """The columns that can be decoded, and what is wrong with the others."""
@@ -70,13 +70,12 @@ class GroupReader:
             # checksums cost a tenth of decoding where a writer left them, and nothing where it did not
             self._file = pq.ParquetFile(
                 pa.BufferReader(pa.py_buffer(self._data)),
-                metadata=self._footer.metadata,
                 page_checksum_verification=True,
             )
         batches = []
         size = 0
         for batch in self._file.iter_batches(_BATCH, [number], names, use_threads=len(names) > 1):
-            size += batch.nbytes
+            size += batch.get_total_buffer_size()
             if size > MOST:
                 raise ValueError(f"it decompresses to more than {MOST} bytes")
             batches.append(batch.select(names))
