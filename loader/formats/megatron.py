@@ -24,7 +24,7 @@ from cachefs.errors import ConfigError, Denied, FormatError, NotFound
 
 from ..sample import Sample
 from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
-from .megatron_index import MAGIC, Idx, check_contiguous, check_documents, check_sequences, parse_idx
+from .megatron_index import MAGIC, Idx, check_documents, check_sequences, first_gap, gap_error, parse_idx
 from .windows import WindowOptions, Windows, delivered
 
 
@@ -95,21 +95,27 @@ class Megatron(WindowOptions, Format):
         ready(0, len(table))
         idx = parse_idx(table, idx_url)
         known = index is not None  # it was checked then; every read checks its own sequence again
-        end = len(data) if known else self._check(idx, idx_url, len(table), bin_url, len(data))
+        notes = () if known else self._check(idx, idx_url, len(table), bin_url, len(data))
         data_ready(0, len(data))
         windows = self._windows(idx, data, bin_url)
         count, skipped = self._count(idx, windows)
         if known and len(index) != count:
             raise FormatError(f"has {count} samples, it had {len(index)}: the index has changed", url=idx_url)
-        notes = () if end == len(data) else (f"its last {len(data) - end} bytes belong to no sequence of the index",)
         return Opened(MegatronSource(data, idx, windows), index if known else MegatronIndex(count, skipped, notes))
 
-    def _check(self, idx: Idx, idx_url: str, idx_size: int, bin_url: str, bin_size: int) -> int:
+    def _check(self, idx: Idx, idx_url: str, idx_size: int, bin_url: str, bin_size: int) -> tuple[str, ...]:
+        """Raise ``FormatError`` for an index that cannot be right; what is odd about it otherwise."""
+        notes = []
         end = check_sequences(idx, idx_url, idx_size, bin_url, bin_size)
+        if end < bin_size:
+            notes.append(f"its last {bin_size - end} bytes belong to no sequence of the index")
         check_documents(idx, idx_url)
-        if self.sample == "document" or self.length is not None:
-            check_contiguous(idx, idx_url)
-        return end
+        gap = first_gap(idx)
+        if gap is not None:
+            if self.sample == "document" or self.length is not None:
+                raise gap_error(idx, gap, idx_url)
+            notes.append(f"sequence {gap} of the index does not start where the one before it ends")
+        return tuple(notes)
 
     def _windows(self, idx: Idx, data: Bytes, url: str) -> Windows | None:
         start, end = _span(idx, 0, idx.sequences, len(data), url) if self.length is not None else (0, 0)

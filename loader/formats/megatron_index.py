@@ -111,20 +111,24 @@ def check_documents(idx: Idx, url: str) -> None:
         before = int(bounds[-1])
 
 
-def check_contiguous(idx: Idx, url: str) -> None:
-    """Check that each sequence starts where the one before it ends, so that documents are runs of bytes."""
+def first_gap(idx: Idx) -> int | None:
+    """The first sequence that does not start where the one before it ends; ``None`` in all that Megatron writes."""
     item = idx.dtype.itemsize
     for first, last in _runs(idx.sequences - 1):
         stops = idx.pointers[first:last] + idx.lengths[first:last].astype(np.int64) * item
         bad = stops != idx.pointers[first + 1 : last + 1]
         if bad.any():
-            i = first + int(bad.argmax()) + 1
-            raise FormatError(
-                f"sequence {i} does not start where sequence {i - 1} ends",
-                url=url,
-                offset=_HEADER + 4 * idx.sequences + 8 * i,
-                hint='read it with formats.Megatron(sample="sequence")',
-            )
+            return first + int(bad.argmax()) + 1
+    return None
+
+
+def gap_error(idx: Idx, number: int, url: str) -> FormatError:
+    return FormatError(
+        f"sequence {number} does not start where sequence {number - 1} ends",
+        url=url,
+        offset=_HEADER + 4 * idx.sequences + 8 * number,
+        hint='read it with formats.Megatron(sample="sequence")',
+    )
 
 
 def _runs(count: int) -> Iterator[tuple[int, int]]:
