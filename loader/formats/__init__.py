@@ -11,6 +11,7 @@ from .arrow import Arrow
 from .detect import detect, detect_bytes, resolve
 from .files import Files
 from .jsonl import Jsonl
+from .litdata import LitData
 from .llmc import LlmC
 from .lmdb import Lmdb
 from .mds import Mds
@@ -28,6 +29,7 @@ __all__ = [
     "Files",
     "Format",
     "Jsonl",
+    "LitData",
     "LlmC",
     "Lmdb",
     "Mds",

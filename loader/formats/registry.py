@@ -6,6 +6,7 @@ from .abc import Format
 from .arrow import Arrow
 from .files import Files
 from .jsonl import Jsonl
+from .litdata import LitData
 from .llmc import LlmC
 from .lmdb import Lmdb
 from .mds import Mds
@@ -29,6 +30,7 @@ ORDER: tuple[type[Format], ...] = (
     LlmC,
     Megatron,
     Mds,
+    LitData,
     Jsonl,
     Zarr,
 )
