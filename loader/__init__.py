@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from .batched import Batches
     from .collation import collate
     from .dataset import ShardDataset
+    from .threaded import Loader
 
 __all__ = [
     "Batch",
     "Batches",
     "DataWarning",
+    "Loader",
     "Sample",
     "ShardDataset",
     "ShardReader",
@@ -31,7 +33,7 @@ __all__ = [
 ]
 
 # These need torch, which open_shard does not.
-_LAZY = {"Batches": ".batched", "ShardDataset": ".dataset", "collate": ".collation"}
+_LAZY = {"Batches": ".batched", "Loader": ".threaded", "ShardDataset": ".dataset", "collate": ".collation"}
 
 
 def __getattr__(name: str) -> Any:

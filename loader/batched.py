@@ -46,7 +46,7 @@ class Batches(IterableDataset[Any]):
 
     def _read(self, claim: Start) -> Iterator[Any]:
         with self.dataset.begin_pass(claim) as reading:
-            whole = _batch_reader(reading, self._collate)
+            whole = batch_reader(reading, self._collate)
             for batch, stamp, places in reading.batches():
                 out = whole(batch, stamp, places)
                 reading.handed_out(batch, stamp.size, stamp.size)
@@ -65,15 +65,23 @@ class Batches(IterableDataset[Any]):
         self.dataset.load_state_dict(state)
 
 
-def _batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int, Stamp, Places], Any]:
-    tokens = reading.format
-    recipe = reading.reader.recipe
-    if isinstance(tokens, Tokens) and collate_fn is None and _gathers(tokens, recipe):
-        return TokenGather(tokens, reading.reader, reading.windows(tokens)).batch
-    if collate_fn is None and reads_columns(reading.format, recipe):
+def batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int, Stamp, Places], Any]:
+    """What makes one batch of a pass, from its number, stamp and places."""
+    gather = token_gather(reading, collate_fn)
+    if gather is not None:
+        return gather.batch
+    if collate_fn is None and reads_columns(reading.format, reading.reader.recipe):
         return ColumnGather(reading.format, reading.reader).batch
     joined = collate_fn or collate
     return lambda batch, stamp, places: joined(reading.samples(batch, stamp, places))
+
+
+def token_gather(reading: Reading, collate_fn: Collate | None) -> TokenGather | None:
+    """The short way for token windows, where nothing is asked for that needs samples one by one."""
+    tokens = reading.format
+    if isinstance(tokens, Tokens) and collate_fn is None and _gathers(tokens, reading.reader.recipe):
+        return TokenGather(tokens, reading.reader, reading.windows(tokens))
+    return None
 
 
 def _gathers(tokens: Tokens, recipe: Recipe) -> bool:

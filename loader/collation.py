@@ -8,7 +8,9 @@ knows where the user is whatever the workers have read ahead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -67,9 +69,26 @@ Allocator = Callable[[tuple[int, ...], np.dtype[Any]], tuple[torch.Tensor, npt.N
 """Makes an uninitialised tensor; returned with the array over the same memory."""
 
 
+_ALLOCATOR: ContextVar[Allocator | None] = ContextVar("nearflash_allocator", default=None)
+
+
 def allocator() -> Allocator:
-    """The allocator for batches made here: in a DataLoader worker shared memory, which is sent without a copy."""
+    """The allocator for batches made here: that of :func:`allocating`, else in a DataLoader worker shared memory, which
+    is sent without a copy."""
+    chosen = _ALLOCATOR.get()
+    if chosen is not None:
+        return chosen
     return _private if get_worker_info() is None else _shared
+
+
+@contextmanager
+def allocating(chosen: Allocator) -> Iterator[None]:
+    """Let :func:`collate` put the batches of this thread into memory from ``chosen`` meanwhile."""
+    token = _ALLOCATOR.set(chosen)
+    try:
+        yield
+    finally:
+        _ALLOCATOR.reset(token)
 
 
 def _private(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[torch.Tensor, npt.NDArray[Any]]:
@@ -134,7 +153,12 @@ def _tensors(values: list[Any]) -> Any:
     first = values[0]
     if not all(isinstance(v, torch.Tensor) and v.shape == first.shape and v.dtype == first.dtype for v in values):
         return values
-    if get_worker_info() is None or first.layout != torch.strided or first.device.type != "cpu":
+    if first.layout != torch.strided or first.device.type != "cpu":
+        return torch.stack(values)
+    if _ALLOCATOR.get() is not None and first.dtype != torch.bfloat16:
+        tensor, _ = allocator()((len(values), *first.shape), first[:0].numpy().dtype)
+        return torch.stack(values, out=tensor)
+    if get_worker_info() is None:
         return torch.stack(values)
     return torch.stack(values, out=_shared_tensor((len(values), *first.shape), first.dtype))
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from .manifest import Manifest
 
-_LOCATE = 4096
-"""Positions that are located in one call."""
+_LOCATE = 16384
+_LOCATE_FIRST = 1024
+"""Positions that are located in one call: few at first, so that the first batch is there soon."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,16 @@ class Run:
     batches: range
     stamps: list[Stamp]
     places: Places
+
+    def cut(self, samples: int) -> Iterator[Run]:
+        """In pieces of whole batches, of about so many samples each."""
+        each = max(1, samples // max(self.stamps[0].size, 1))
+        at = 0
+        for start in range(0, len(self.batches), each):
+            stamps = self.stamps[start : start + each]
+            size = sum(stamp.size for stamp in stamps)
+            yield Run(self.batches[start : start + each], stamps, self.places.part(at, at + size))
+            at += size
 
     def split(self) -> Iterator[tuple[int, Stamp, Places]]:
         """The batches one by one."""
@@ -133,20 +144,23 @@ class PassPlan:
 
     def share(self, worker: Worker, first: int = 0) -> Iterator[tuple[int, Stamp, Places]]:
         """``(batch, stamp, places)`` of each batch that this worker reads, those before ``first`` left out."""
-        for run in self.runs(worker, first, _LOCATE):
+        for run in self.runs(worker, first):
             yield from run.split()
 
-    def runs(self, worker: Worker, first: int, samples: int) -> Iterator[Run]:
-        """The same in runs of batches that are located together: about ``samples`` samples, at least one batch."""
+    def runs(self, worker: Worker, first: int = 0) -> Iterator[Run]:
+        """The same in runs of batches that are located together: much cheaper than one by one."""
         own = range(worker.index, self.batches, worker.count)
         own = own[-(-max(first - worker.index, 0) // worker.count) :]
-        at_once = max(1, samples * self.rule.place.world // self.rule.global_batch)
-        for start in range(0, len(own), at_once):
-            batches = own[start : start + at_once]
+        share = max(1, self.rule.global_batch // self.rule.place.world)
+        samples, start = _LOCATE_FIRST, 0
+        while start < len(own):
+            batches = own[start : start + max(1, samples // share)]
             positions = self._several(batches)
             sizes = [len(part) for part in positions]
             stamps = [self.stamp(batch, size) for batch, size in zip(batches, sizes, strict=True)]
             yield Run(batches, stamps, self.places(np.concatenate(positions)))
+            start += len(batches)
+            samples = min(2 * samples, _LOCATE)
 
     def _several(self, batches: range) -> list[Int64s]:
         """The positions of some batches. With one node all whole batches are the same run, moved along."""

@@ -55,7 +55,7 @@ class Reading:
         self.format = definition.manifest.format
         self.reader = definition.reader(self.plan, shared=threads > 1)
         self._prefetch = definition.prefetch(self.plan)
-        self._warned = False
+        self._bad = 0
         self._windows: WindowRows | None = None
 
     def windows(self, format: Tokens) -> WindowRows:
@@ -70,13 +70,15 @@ class Reading:
             if self._prefetch is not None:
                 self._prefetch.reach(stamp.end)
             yield batch, stamp, places
+        self._report()
 
     def runs(self, samples: int) -> Iterator[Run]:
         """As :meth:`batches`, in runs of about so many samples."""
-        for run in self.plan.runs(self._worker or ALONE, self._first, samples):
-            if self._prefetch is not None:
-                self._prefetch.reach(run.stamps[-1].end)
-            yield run
+        for located in self.plan.runs(self._worker or ALONE, self._first):
+            for run in located.cut(samples):
+                if self._prefetch is not None:
+                    self._prefetch.reach(run.stamps[-1].end)
+                yield run
 
     def handed_out(self, batch: int, samples: int, of: int) -> None:
         """The user is about to get sample number ``samples`` of the ``of`` in this batch."""
@@ -115,9 +117,17 @@ class Reading:
 
     def _count(self, bad: list[DataError]) -> None:
         self._cell.count_bad(self._worker or ALONE, len(bad))
-        if not self._warned:
-            self._warned = True
+        if self._bad == 0:
             warnings.warn(f"damaged samples are skipped, the first: {bad[0]}", DataWarning, stacklevel=3)
+        self._bad += len(bad)
+
+    def _report(self) -> None:
+        """Say at the end of a pass what it went without; of whole shards one worker of a rank tells."""
+        shards = 0 if (self._worker or ALONE).index else len(self._definition.manifest.damaged)
+        parts = [f"{self._bad} damaged sample(s) were skipped"] if self._bad else []
+        parts += [f"{shards} damaged shard(s) count as empty"] if shards else []
+        if parts:
+            warnings.warn(f"epoch {self.plan.order.epoch}: {', '.join(parts)}", DataWarning, stacklevel=3)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,211 @@
+"""Whole batches without worker processes: :class:`Loader`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cachefs.errors import ConfigError
+
+from .batched import TokenGather, batch_reader, token_gather
+from .collation import allocating
+from .pipeline import Pipeline, StageTimes, Window
+from .sample import Batch
+from .slots import Slots
+from .transfer import Sent, SideStream, Transfer, tensor_bytes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from .dataset import ShardDataset
+    from .epochcell import Start
+    from .passes import Run
+    from .reading import Reading
+
+PREFETCH_BYTES = 128 << 20
+_RUN_BYTES = 2 << 20
+"""Bytes of token windows that are gathered in one call: enough that what Python does for it does not count."""
+_MOST_THREADS = 8
+_RUNS_AHEAD = 4
+"""Runs that are ready or in work: few, so that their buffers stay in the processor's cache."""
+
+Many = list[Any]
+"""Some batches that were made together."""
+
+
+class Loader:
+    """Iterates the batches of a data set, made ahead by threads: no worker processes, no copies between processes.
+
+    ``dataset``: a :class:`loader.ShardDataset`, whose batch size, order, epochs and states hold here as well.
+    ``threads``: how many read, decode and transform side by side (default: the cores, at most 8; token files are
+    gathered by one). Image decoders and numpy release the interpreter's lock, so they scale; a transform in pure
+    Python does not: use ``torch.utils.data.DataLoader`` with workers for that. ``prefetch``: bytes of batches that may
+    be ready ahead. ``device``: a CUDA device to which batches are copied on a stream of their own; ``pin_memory``
+    (implied by it) makes them in page-locked memory. ``collate_fn``: as in :meth:`ShardDataset.batched`.
+
+    Batches come in the data set's order, in buffers that are used again once nothing refers to a batch any more. An
+    exception from reading or a transform is raised where its batch would have come, with a note of the stage. Leaving
+    the loop early stops the threads; :meth:`close` does so too.
+
+    A loader is iterated by one thread at a time. :meth:`state_dict` says where the *user* is: what was made ahead and
+    not handed out is not counted.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        *,
+        threads: int | None = None,
+        prefetch: int = PREFETCH_BYTES,
+        pin_memory: bool = False,
+        device: torch.device | str | None = None,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        transfer: Transfer | None = None,
+    ) -> None:
+        for name, value in (("threads", threads), ("prefetch", prefetch)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"Loader({name}={value!r}) is not a positive number")
+        self.dataset = dataset
+        self._threads = threads if threads is not None else min(os.cpu_count() or 1, _MOST_THREADS)
+        self._prefetch = prefetch
+        self._collate = collate_fn
+        self._transfer = transfer if transfer is not None else _transfer_to(device)
+        pin = (pin_memory or device is not None) and torch.cuda.is_available()
+        self._slots = Slots(most=prefetch, pin=pin)
+        self._running: Pipeline[Any, Many] | None = None
+        self._times = StageTimes()
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch: the same for every rank."""
+        return self.dataset.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's batches of the next pass."""
+        self.close()
+        return self._read(self.dataset.claim_pass())
+
+    def _read(self, claim: Start) -> Iterator[Any]:
+        with self.dataset.begin_pass(claim, threads=self._threads) as reading:
+            pipeline = self._pipeline(reading)
+            self._running, self._times = pipeline, pipeline.times
+            try:
+                for many in pipeline:
+                    for batch, (number, size) in many:
+                        reading.handed_out(number, size, size)
+                        yield batch if self._transfer is None else self._transfer.receive(batch)
+                    del many, batch
+            finally:
+                pipeline.close()
+                self._running = None
+
+    def _pipeline(self, reading: Reading) -> Pipeline[Any, Many]:
+        gather = token_gather(reading, self._collate)
+        if gather is None:
+            return Pipeline(
+                reading.batches(),
+                _OneBatch(batch_reader(reading, self._collate), self._slots, self._transfer),
+                threads=self._threads,
+                window=Window(4 * self._threads, self._prefetch),
+                cost=_cost,
+            )
+        return Pipeline(
+            reading.runs(max(1, _RUN_BYTES // max(gather.sample_bytes, 1))),
+            _TokenRun(gather, self._slots, self._transfer),
+            threads=2,  # one gathers, which is bound by memory; the other decides meanwhile what comes next
+            window=Window(_RUNS_AHEAD, self._prefetch),
+            cost=_cost,
+        )
+
+    def close(self) -> None:
+        """Stop the threads of a pass that is under way. Idempotent; the loader can be iterated again."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    @property
+    def times(self) -> StageTimes:
+        """Where the time of the latest pass went."""
+        return self._times
+
+    # --- where the user is: the data set's own ---
+
+    def set_epoch(self, epoch: int) -> None:
+        """As :meth:`ShardDataset.set_epoch`."""
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As :meth:`ShardDataset.state_dict`: the batches handed out so far are used."""
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As :meth:`ShardDataset.load_state_dict`; a pass that is under way ends."""
+        self.close()
+        self.dataset.load_state_dict(state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Loader of {self.dataset!r}, {self._threads} thread(s)>"
+
+
+def _transfer_to(device: torch.device | str | None) -> Transfer | None:
+    if device is None:
+        return None
+    place = torch.device(device)
+    if place.type == "cpu":
+        return None
+    if place.type != "cuda":
+        raise ConfigError(f"Loader(device={str(place)!r}) is neither a CPU nor a CUDA device")
+    return SideStream(place)
+
+
+def _cost(many: Many) -> int:
+    return sum(tensor_bytes(batch.source if isinstance(batch, Sent) else batch) for batch, _ in many)
+
+
+class _OneBatch:
+    """Makes one batch, in a thread."""
+
+    def __init__(self, whole: Callable[..., Any], slots: Slots, transfer: Transfer | None) -> None:
+        self._whole = whole
+        self._slots = slots
+        self._transfer = transfer
+
+    def __call__(self, item: Any) -> Many:
+        number, stamp, places = item
+        with allocating(self._slots.allocate):
+            batch = self._whole(number, stamp, places)
+        return [(batch if self._transfer is None else self._transfer.send(batch), (number, stamp.size))]
+
+
+class _TokenRun:
+    """Gathers a run of batches in one call, and cuts it into them."""
+
+    def __init__(self, gather: TokenGather, slots: Slots, transfer: Transfer | None) -> None:
+        self._gather = gather
+        self._alone = threading.Lock()  # what is placed for a gather belongs to one thread at a time
+        self._slots = slots
+        self._transfer = transfer
+
+    def __call__(self, run: Run) -> Many:
+        with self._alone:
+            whole = self._gather.gather(run.places, self._slots.allocate)
+        sizes = [stamp.size for stamp in run.stamps]
+        columns = {name: tensor.split(sizes) for name, tensor in whole.items()}
+        out: Many = []
+        for at, (number, stamp) in enumerate(zip(run.batches, run.stamps, strict=True)):
+            batch = Batch((name, parts[at]) for name, parts in columns.items())
+            batch.stamp = stamp
+            out.append((batch if self._transfer is None else self._transfer.send(batch), (number, stamp.size)))
+        return out
