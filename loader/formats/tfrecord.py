@@ -45,7 +45,11 @@ _FRAME = _HEAD + _TAIL
 _AHEAD = 4 << 20
 """Bytes that are waited for at a time, while the shard is still being fetched."""
 _BATCH = 4096
-"""Records whose lengths are checked at once."""
+"""Records, or somewhat more, whose lengths are checked at once."""
+_BLOCK, _LINE = 256 << 10, 64
+_SPARSE = 4096
+"""Bytes; headers less far apart than this are walked faster where the processor's cache was filled first: each header
+says where the next one is, so that no two waits for memory overlap."""
 _FIRST_RUN = 16
 _RECORD = "record"
 _length_at = struct.Struct("<Q").unpack_from
@@ -118,7 +122,9 @@ def _walk(data: Bytes, url: str, ready: Ready) -> Iterator[npt.NDArray[Any]]:
     size = len(data)
     view = data.data
     dtype = offset_dtype(size)
+    length_at = _length_at
     at = there = number = last = 0
+    dense = False
     while at < size:
         if size - at < _HEAD:
             raise FormatError(f"the file is cut off in the header of record {number}", url=url, offset=at)
@@ -133,23 +139,27 @@ def _walk(data: Bytes, url: str, ready: Ready) -> Iterator[npt.NDArray[Any]]:
                 last, at = int(alike[-1]), int(alike[-1]) + at - last
                 continue
         begins: list[int] = []
-        for _ in range(_BATCH):
-            if at + _HEAD > there:
-                break
-            begins.append(at)
-            at += _length_at(view, at)[0] + _FRAME
+        found = begins.append
+        while at + _HEAD <= there and len(begins) < _BATCH:
+            end = min(at + _BLOCK, there) - _HEAD
+            if dense:
+                np.add.reduce(data[at:end:_LINE])
+            while at <= end:
+                found(at)
+                at += length_at(view, at)[0] + _FRAME
+        last = begins[-1]
+        dense = last - begins[0] < _SPARSE * len(begins)
         offsets = np.array(begins, np.int64)
-        heads = data[offsets[:, None] + np.arange(_HEAD)]
-        wrong = np.flatnonzero(
-            masked_lengths(heads[:, :8].copy().view("<u8")[:, 0]) != heads[:, 8:].copy().view("<u4")[:, 0]
-        )
+        lengths = np.append(np.diff(offsets) - _FRAME, 0).astype(np.uint64)
+        lengths[-1] = at - last - _FRAME
+        sums = data[offsets[:, None] + np.arange(8, _HEAD)].view("<u4")[:, 0]
+        wrong = np.flatnonzero(masked_lengths(lengths) != sums)
         if len(wrong):
             which = int(wrong[0])
             raise FormatError(
                 f"the length of record {number + which} has a wrong CRC-32C", url=url, offset=begins[which]
             )
         number += len(begins)
-        last = begins[-1]
         if at > size:
             raise FormatError(
                 f"record {number - 1} should end at byte {at}, the file has {size}: cut off", url=url, offset=last
