@@ -35,8 +35,8 @@ class Sample(_Stamped):
     """One training example: field name -> value.
 
     A plain ``dict`` otherwise, except that asking for an absent field raises :class:`MissingField` with the list of
-    those present (``get`` and ``in`` are a dict's). Values read without decoding are 1-D ``uint8`` numpy views into the mapped shard: private, writable
-    memory that lives as long as the view does.
+    those present (``get`` and ``in`` are a dict's). Values read without decoding are 1-D ``uint8`` numpy views into the
+    mapped shard: private, writable memory that lives as long as the view does.
     """
 
     _thing = "sample"
@@ -53,13 +53,14 @@ class _Folded(_Stamped):
 
     def __missing__(self, key: str) -> Any:
         folded = _folded(key)
-        return self[folded] if folded != key else super().__missing__(key)
+        return self[folded] if super().__contains__(folded) else super().__missing__(key)
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or super().__contains__(_folded(key))
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        value = super().get(key, default)
+        return value if value is not default else super().get(_folded(key), default)
 
 
 class FoldedSample(_Folded, Sample):

@@ -4,6 +4,7 @@ The rules are those of webdataset 1.0 (its ``tariterators``), so a data set read
 
 * Key and field split at the first dot of the member's base name; dots in directory names never count. ``a/b.seg.png``
   is the field ``seg.png`` of the sample ``a/b``. (``split="last"`` splits at the last dot instead.)
+  A hidden file ``a/.jpg`` belongs to the sample ``a/``, unless its folder's name has a dot.
 * Field names are lower-cased; keys are not. A leading ``./`` stays in the key. (Whoever asks for a field may write it
   in any case: in ``fields=``, in ``decode=`` and in ``sample["JPG"]``.)
 * Neighbouring members with one key are one sample; the same key again further on is another sample.
@@ -16,8 +17,8 @@ On purpose different:
 * A cut-off or overwritten archive is an error, never a silent end. Only the end marker may be missing, with a warning.
 * The sample's key is under ``__key__``, a ``str``; there is no ``__url__`` and no ``__local_path__``.
 
-Values are views into the archive. An archive that is compressed as a whole (gzip, bzip2, Zstandard; its first bytes
-tell) is decompressed to memory first.
+Values are views into the archive. An archive that is compressed as a whole (gzip, bzip2, xz, Zstandard; its first
+bytes tell) is decompressed to memory first.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ class WebDataset(Format):
         find_dot = str.rfind if self.split == "last" else str.find
         notes = TarNotes()
         for path, header, start, size in walk(data.data, url, notes, ready):
-            dot = find_dot(path, ".", path.rfind("/") + 1)
-            if dot <= 0 or (path.startswith("__") and _META.match(path)):
+            base = path.rfind("/") + 1
+            dot = find_dot(path, ".", base)
+            if dot <= 0 or (dot == base and _nameless(path, base)) or (path.startswith("__") and _META.match(path)):
                 skipped += 1
                 continue
             key, name = path[:dot], path[dot + 1 :].lower()
@@ -113,3 +115,8 @@ class WebDataset(Format):
 
     def canonical(self, name: str) -> str:
         return name.lower()
+
+
+def _nameless(path: str, base: int) -> bool:
+    """Whether a hidden file lies in a folder whose name, having a dot, cannot be its key."""
+    return "." in path[path.rfind("/", 0, base - 1) + 1 : base]
