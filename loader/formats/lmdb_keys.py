@@ -46,15 +46,15 @@ def bookkeeping(
 ) -> tuple[npt.NDArray[np.bool_], int | None]:
     """Which records may be samples, and the number of samples that a ``num-samples`` record promises that is none
     itself (``None``: there is none). ``skip`` as in :class:`~.lmdb.Lmdb`."""
-    kept = np.ones(len(records), np.bool_)
-    named = None if skip is None else {name.encode("utf-8", "surrogateescape") for name in skip}
-    sizes = {len(name) for name in _COUNTERS | (named or set())}
-    maybe = np.isin(records.key_size, list(sizes)) | (_dunder(data, records) if named is None else False)
-    places = np.flatnonzero(maybe)
+    names = _COUNTERS if skip is None else {name.encode("utf-8", "surrogateescape") for name in skip}
+    kept = np.ones(len(records), np.bool_) if skip is not None else ~_dunder(data, records)
+    places = np.flatnonzero(np.isin(records.key_size, [len(name) for name in names]))
     promised = None
     for place, key in zip(places.tolist(), key_bytes(data, records.only(places)), strict=True):
+        if key not in names:
+            continue
         number = _number(data, records, place) if key in _COUNTERS else None
-        kept[place] = (key in _COUNTERS and number is None) if named is None else key not in named
+        kept[place] = skip is None and number is None
         if key == _PROMISE and not kept[place]:
             promised = number
     return kept, promised
