@@ -39,8 +39,9 @@ def to_json(raw: Any) -> Any:
 
 def to_array(raw: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
     """The array of a ``.npy`` file as a view of its bytes. Nothing is ever unpickled."""
-    length = int.from_bytes(raw[8:10].tobytes(), "little") + 10
-    header = _npy_header(raw[: min(length + 2, MOST)].tobytes(), len(raw))
+    head = raw[:10].tobytes()
+    length = int.from_bytes(head[8:10], "little") + (10 if head[6:7] == b"\x01" else 12)
+    header = _npy_header(raw[: min(length, MOST)].tobytes(), len(raw))
     if header.dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
     return header.array(raw)
