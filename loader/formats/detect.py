@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import bz2
-import zlib
-
 from cachefs.errors import ConfigError, FormatError, NotFound, UnknownFormat
 
 from .abc import Bytes, Format, Objects
-from .packed import GZIP, ZSTD
+from .packed import begins, codec_of
 from .registry import BY_NAME, ORDER
 from .tar import BLOCK, is_blank
 
 HEAD = 4096
-_BZ2 = b"BZh"
+_ENOUGH = 1 << 20
+"""Bytes that hold the first block of any compressed file."""
+_PACKED = {"gz": "a gzip", "zstd": "a Zstandard", "bz2": "a bzip2", "xz": "an xz"}
 _OTHERS = {
     b"\x89HDF\r\n": "HDF5, which is not read",
     b"SQLite format 3": "SQLite, which is not read",
@@ -82,29 +81,14 @@ def _unknown(data: Bytes, url: str) -> UnknownFormat:
     for magic, what in _OTHERS.items():
         if head.startswith(magic):
             return UnknownFormat(f"looks like {what}", url=url)
-    for magic, what in ((GZIP, "gzip"), (ZSTD, "Zstandard"), (_BZ2, "bzip2")):
-        if head.startswith(magic):
-            return UnknownFormat(f"a {what} file that holds no known format", url=url)
+    codec = codec_of(data)
+    if codec is not None:
+        return UnknownFormat(f"{_PACKED[codec]} file that holds no known format", url=url)
     return UnknownFormat("no known format fits the bytes", url=url, hint=_TOKENS_HINT)
 
 
 def peek(data: Bytes) -> bytes:
     """The first :data:`HEAD` bytes of what the shard decompresses to, or of itself; less where it is damaged."""
-    head = data[:HEAD].tobytes()
-    some = data[: 16 * HEAD].tobytes()
-    try:
-        if head.startswith(GZIP):
-            return zlib.decompressobj(wbits=31).decompress(some, HEAD)
-        if head.startswith(_BZ2):
-            return bz2.BZ2Decompressor().decompress(data[: 1 << 20].tobytes(), HEAD)
-        if head.startswith(ZSTD):
-            import zstandard
-
-            with zstandard.ZstdDecompressor().stream_reader(data.data, read_across_frames=True) as stream:
-                try:
-                    return stream.read(HEAD)
-                except zstandard.ZstdError:
-                    return b""
-    except (zlib.error, OSError, EOFError):
-        return b""
-    return head
+    if codec_of(data) is None:
+        return data[:HEAD].tobytes()
+    return begins(data[:_ENOUGH], HEAD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import lzma
 import pickle
 import struct
 import tarfile
@@ -57,8 +58,9 @@ class OneObject:
 
     def __init__(self, arriving: Arriving) -> None:
         self.arriving = arriving
+        self.beside: dict[str, bytes] = {}
 
-    def map(self, url: str) -> Mapped:
+    def map(self, url: str, stat: Any = None) -> Mapped:
         return Mapped(self.arriving.data, self.arriving.ready)
 
     def read(self, url: str) -> bytes:
@@ -69,6 +71,18 @@ class OneObject:
 
     def list(self, folder: str) -> list[Any]:
         return []
+
+    def bound(self, url: str) -> tuple[str, int] | None:
+        return None
+
+    def kept(self, url: str, name: str) -> bytes | None:
+        return self.beside.get(name)
+
+    def keep(self, url: str, name: str, data: bytes) -> None:
+        self.beside[name] = data
+
+    def close(self) -> None:
+        pass
 
 
 def parts(index: TarIndex) -> dict[str, Any]:
@@ -104,13 +118,13 @@ def test_opening_ends_with_every_byte_there(name: str) -> None:
         assert len(format.read(opened.source, opened.index, 0, "shard")["bin"]) == 1
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, zstandard.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
 def test_a_compressed_archive_is_whole_before_it_is_unpacked(pack: Any) -> None:
     opened = WebDataset().open(OneObject(Arriving(pack(ARCHIVES["pax"]))), "shard")
     assert len(opened.index) == 9 and opened.private_bytes == len(ARCHIVES["pax"])
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, zstandard.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
 def test_the_first_bytes_tell_how_an_archive_is_compressed(pack: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(pack(ARCHIVES["ustar"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import lzma
 import random
 import tarfile
 from collections.abc import Callable
@@ -41,5 +42,6 @@ CASES = [
     Case("webdataset", as_file("a.tar", bytes), read),
     Case("webdataset-gz", as_file("a.tar.gz", gzip.compress), read, checksummed=True),
     Case("webdataset-bz2", as_file("a.tar.bz2", bz2.compress), read, checksummed=True),
+    Case("webdataset-xz", as_file("a.tar.xz", lzma.compress), read, checksummed=True),
     Case("webdataset-zst", as_file("a.tar.zst", checked_frame), read, checksummed=True),
 ]
