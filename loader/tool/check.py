@@ -30,13 +30,12 @@ def check(
     from cachefs.errors import FormatError
     from cachefs.progress import byte_bar, human_bytes
 
-    from ..decode import Decode
     from .checking import check_all
     from .dataset import Reader
 
     names = split_fields(fields)
     with open_data(url, options) as data:
-        reader = Reader.of(data.format, Decode(decode_choice(decode), data.format.canonical), names)
+        reader = Reader.of(data.format, decode_choice(decode), names)
         with byte_bar("checking", data.nbytes, show=not as_json) as advance:
             report = check_all(data, reader, workers=workers, advance=advance)
     listed = [damage.as_json() for damage in report.damages[:most]]

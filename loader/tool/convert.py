@@ -74,7 +74,6 @@ def convert(
     from cachefs.progress import byte_bar, human_bytes
     from cachefs.values import parse_size
 
-    from ..decode import Decode
     from ..writers import WRITERS, WriteOptions, open_output
     from .dataset import Reader
 
@@ -84,7 +83,7 @@ def convert(
     choice = decode_choice(decode or ("bytes" if writer.raw else "default"))
     with open_data(source, options) as data:
         _refuse_overlap(data, out)
-        reader = Reader.of(data.format, Decode(choice, data.format.canonical), names)
+        reader = Reader.of(data.format, choice, names)
         _, origin = connect_with(options)
         lost: list[str] = []
         with (

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cachefs.errors import ConfigError, MissingField
+
 from ..buffers import IndexCache
 from ..counting import Row, count_shards, detect_format
-from ..decode import Decode
+from ..decode import Decode, DecodeOption
 from ..formats import Format
 from ..opening import ClientObjects, OpenShard, open_mapped
 from ..sample import Sample
@@ -118,27 +121,38 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads samples as a data set with these ``fields`` and this ``decode=`` would."""
+    """Reads samples as a data set with these ``fields`` would. ``choice``: ``decode=``, except that with ``None`` a
+    field that a data set refuses to decode (a pickle) stays bytes, so that it can be looked at."""
 
     decode: Decode
     fields: frozenset[str] | None
+    lenient: bool
 
     @classmethod
-    def of(cls, format: Format, decode: Decode, fields: Sequence[str] | None) -> Reader:
-        return cls(decode, None if fields is None else frozenset(map(format.canonical, fields)))
+    def of(cls, format: Format, choice: DecodeOption, fields: Sequence[str] | None) -> Reader:
+        names = None if fields is None else frozenset(map(format.canonical, fields))
+        return cls(Decode(choice, format.canonical), names, choice is None)
 
     def __call__(self, shard: OpenShard, i: int) -> Sample:
         """Sample ``i``. Raises ``DataError`` for one that is damaged or lacks a field."""
-        sample = shard.format.read(shard.source, shard.index, i, shard.url, self.fields)
+        sample = self._read(shard, i)
         for name in self.fields or ():
             if name not in sample:
-                raise missing(shard, i, name)
-        self.decode(sample, shard, i)
+                present = ", ".join(sorted(shard.format.read(shard.source, shard.index, i, shard.url)))
+                hint = f"fields present: {present}"
+                raise MissingField(f"sample {i} has no field {name!r}", url=shard.url, hint=hint)
+        try:
+            self.decode(sample, shard, i)
+        except ConfigError:
+            if not self.lenient:
+                raise
+            sample = self._read(shard, i)
+            for name in list(sample):
+                one = Sample({name: sample[name]})
+                with suppress(ConfigError):
+                    self.decode(one, shard, i)
+                    sample[name] = one[name]
         return sample
 
-
-def missing(shard: OpenShard, i: int, name: str) -> Exception:
-    from cachefs.errors import MissingField
-
-    present = ", ".join(sorted(shard.format.read(shard.source, shard.index, i, shard.url)))
-    return MissingField(f"sample {i} has no field {name!r}", url=shard.url, hint=f"fields present: {present}")
+    def _read(self, shard: OpenShard, i: int) -> Sample:
+        return shard.format.read(shard.source, shard.index, i, shard.url, self.fields)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 @json_option
 def head(url: str, number: int, fields: str | None, decode: str, whole: bool, as_json: bool, **options: Any) -> None:
     """Print the first samples. With --json one JSON object a line."""
-    from ..decode import Decode
     from .dataset import Reader
     from .values import line, to_json
 
@@ -35,7 +34,7 @@ def head(url: str, number: int, fields: str | None, decode: str, whole: bool, as
         raise click.UsageError("--base64 needs --json")
     names = split_fields(fields)
     with open_data(url, options) as data:
-        reader = Reader.of(data.format, Decode(decode_choice(decode), data.format.canonical), names)
+        reader = Reader.of(data.format, decode_choice(decode), names)
         for place, where, sample in first_samples(data, reader, number):
             if as_json:
                 click.echo(json.dumps({name: to_json(value, whole=whole) for name, value in sample.items()}))

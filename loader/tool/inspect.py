@@ -88,11 +88,10 @@ def _fields(data: DataSet) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Per field the types that the first samples have in it, and in how many it is; and what could not be read."""
     from cachefs.errors import DataError
 
-    from ..decode import Decode
     from .dataset import Reader
     from .values import type_of
 
-    reader = Reader.of(data.format, Decode(None), None)
+    reader = Reader.of(data.format, None, None)
     types: dict[str, Counter[str]] = {}
     unread: list[str] = []
     looked = 0

@@ -66,8 +66,10 @@ def choose(values: Sequence[Any]) -> ArrowColumn:
     kinds = {_kind(value) for value in there}
     if kinds <= {"int", "float"} and kinds:
         return ArrowColumn(_number(there, kinds))
+    if not kinds:
+        return ArrowColumn(pa.null())
     if len(kinds) == 1:
-        kind = kinds.pop()
+        (kind,) = kinds
         if kind == "bytes":
             return ArrowColumn(pa.binary())
         if kind.startswith("numpy "):
@@ -82,13 +84,11 @@ def choose(values: Sequence[Any]) -> ArrowColumn:
             inferred = None
         if inferred is not None and _regular(there, inferred):
             return ArrowColumn(inferred)
-    if not kinds:
-        return ArrowColumn(pa.null())
     try:
         for value in there:
             json_value(value)
     except ValueError as e:
-        raise ValueError(f"values that fit no one Arrow type ({', '.join(sorted(kinds)) or e}): {e}") from e
+        raise ValueError(f"values that fit no one Arrow type ({', '.join(sorted(kinds))}): {e}") from e
     return ArrowColumn(pa.string(), text=True)
 
 
