@@ -74,6 +74,25 @@ def write_mds(folder: Path, counts: Sequence[int]) -> list[bytes]:
     return blobs
 
 
+def litdata_bytes(items: Sequence[Sequence[bytes]]) -> bytes:
+    """One LitData chunk from values that are serialized already: per item its leaves."""
+    bodies = [struct.pack(f"<{len(leaves)}I", *map(len, leaves)) + b"".join(leaves) for leaves in items]
+    offsets = np.cumsum([8 + 4 * len(items), *map(len, bodies)])
+    return struct.pack(f"<{len(offsets) + 1}I", len(items), *offsets.tolist()) + b"".join(bodies)
+
+
+def litdata_index(chunks: Mapping[str, tuple[int, int]], fields: Mapping[str, str], **config: Any) -> bytes:
+    """The index of LitData chunks (name to items and bytes) of dicts with these fields (name to serializer)."""
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+    tree = {"type": "builtins.dict", "context": json.dumps(list(fields)), "children_spec": [leaf] * len(fields)}
+    rows = [
+        {"filename": name, "chunk_size": items, "chunk_bytes": size, "dim": None}
+        for name, (items, size) in chunks.items()
+    ]
+    shared = {"data_format": list(fields.values()), "data_spec": json.dumps([1, tree]), "item_loader": "PyTreeLoader"}
+    return json.dumps({"chunks": rows, "config": shared | config}).encode()
+
+
 def write_tokens(path: Path, count: int, dtype: str = "uint16") -> np.ndarray[Any, Any]:
     """A headerless file of the tokens 0, 1, 2, ... (as far as the dtype goes); returns them."""
     path.parent.mkdir(parents=True, exist_ok=True)

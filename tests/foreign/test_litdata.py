@@ -147,5 +147,5 @@ def test_a_chunk_without_an_index_says_so(tmp_path: Path) -> None:
     path = Path(shutil.copy(DATA / "litdata" / "plain" / "chunk-0-1.bin", tmp_path))
     with pytest.raises(UnknownFormat):
         loader.open_shard(path)
-    with pytest.raises(FormatError, match="no index.json beside the chunk"):
+    with pytest.raises(FormatError, match=r"no index\.json beside the chunk"):
         loader.open_shard(path, format="litdata")
