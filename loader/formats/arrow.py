@@ -74,6 +74,7 @@ class Arrow(Format):
 
     name: ClassVar[str] = "arrow"
     columnar: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
     streams: ClassVar[bool] = True
 
     @classmethod

@@ -14,30 +14,27 @@ union, a list view) are copies where they can be written into.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .arrow_flat import (
+    Cells,
+    Get,
+    array_cells,
+    binary_cells,
+    flat_values,
+    nullable,
+    offsets_of,
+    some_null,
+    spans,
+    text_cells,
+    validity,
+)
 from .arrow_memory import bits, memory, numbers
 
-Get: TypeAlias = Callable[[int], Any]
-
 _TABLE_MOST = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """A column. ``array``: all values as one array whose first axis is the row, where none is null and all are alike.
-
-    ``mutable``: whether values can be written into. ``stacked``: as ``array``, where values only happen to be alike.
-    """
-
-    get: Get
-    array: npt.NDArray[Any] | None = None
-    mutable: bool = False
-    stacked: npt.NDArray[Any] | None = None
 
 
 def cells_of(column: Any) -> Cells:
@@ -48,21 +45,21 @@ def cells_of(column: Any) -> Cells:
     types = pa.types
     if isinstance(column, pa.ExtensionArray):
         return _extension(column)
-    flat = _flat(column)
+    flat = flat_values(column)
     if flat is not None:
-        return _array(column, flat)
+        return array_cells(column, flat)
     if types.is_boolean(kind):
-        return _array(column, bits(column.buffers()[1], column.offset, len(column)).view(np.bool_))
+        return array_cells(column, bits(column.buffers()[1], column.offset, len(column)).view(np.bool_))
     if types.is_null(kind):
         return Cells(lambda i: None)
     if types.is_string(kind) or types.is_large_string(kind):
-        return _text(column)
+        return text_cells(column)
     if types.is_binary(kind) or types.is_large_binary(kind):
-        return _binary(column)
+        return binary_cells(column)
     if types.is_fixed_size_binary(kind):
         width = kind.byte_width
         flat = memory(column.buffers()[1])[column.offset * width :][: len(column) * width]
-        return _array(column, flat.reshape(len(column), width), mutable=True)
+        return array_cells(column, flat.reshape(len(column), width), mutable=True)
     if types.is_dictionary(kind):
         return _dictionary(column)
     if types.is_struct(kind):
@@ -98,75 +95,6 @@ def _rare(column: Any) -> Cells:
     raise ValueError(f"values of the type {kind} are not read")
 
 
-def _flat(column: Any) -> npt.NDArray[Any] | None:
-    """All values, those under nulls too, of a column of numbers or times; ``None`` for another."""
-    import pyarrow as pa
-
-    kind, types = column.type, pa.types
-    if types.is_integer(kind) or types.is_floating(kind):
-        stored = shown = np.dtype(kind.to_pandas_dtype())
-    elif types.is_timestamp(kind):
-        stored = shown = np.dtype(f"M8[{kind.unit}]")
-    elif types.is_duration(kind) or types.is_time64(kind):
-        stored = shown = np.dtype(f"m8[{kind.unit}]")
-    elif types.is_date64(kind):
-        stored = shown = np.dtype("M8[ms]")
-    elif types.is_date32(kind):
-        stored, shown = np.dtype(np.int32), np.dtype("M8[D]")
-    elif types.is_time32(kind):
-        stored, shown = np.dtype(np.int32), np.dtype(f"m8[{kind.unit}]")
-    else:
-        return None
-    return numbers(column.buffers()[1], stored, column.offset, len(column)).astype(shown, copy=False)
-
-
-def _array(column: Any, values: npt.NDArray[Any], *, mutable: bool = False) -> Cells:
-    """Cells that are the items of an array."""
-    valid = _valid(column)
-    if valid is None:
-        return Cells(values.__getitem__, values, mutable)
-    return Cells(lambda i: values[i] if valid[i] else None, None, mutable)
-
-
-def _valid(column: Any) -> bytes | None:
-    """One byte a row, 0 where it is null; ``None`` where none is."""
-    if column.null_count == 0:
-        return None
-    return bits(column.buffers()[0], column.offset, len(column)).tobytes()
-
-
-def _nullable(column: Any, get: Get, *, mutable: bool) -> Cells:
-    valid = _valid(column)
-    return Cells(get if valid is None else lambda i: get(i) if valid[i] else None, None, mutable)
-
-
-def _offsets(column: Any, large: bool) -> memoryview:
-    dtype = np.dtype(np.int64 if large else np.int32)
-    return numbers(column.buffers()[1], dtype, column.offset, len(column) + 1 if len(column) else 0).data
-
-
-def _text(column: Any) -> Cells:
-    import pyarrow as pa
-
-    at = _offsets(column, pa.types.is_large_string(column.type))
-    chars = memory(column.buffers()[2]).data
-    valid = _valid(column)
-    if valid is None:
-        return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8"))
-    return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8") if valid[i] else None)
-
-
-def _binary(column: Any) -> Cells:
-    import pyarrow as pa
-
-    at = _offsets(column, pa.types.is_large_binary(column.type))
-    payload = memory(column.buffers()[2])
-    valid = _valid(column)
-    if valid is None:
-        return Cells(lambda i: payload[at[i] : at[i + 1]], mutable=True)
-    return Cells(lambda i: payload[at[i] : at[i + 1]] if valid[i] else None, mutable=True)
-
-
 def _dictionary(column: Any) -> Cells:
     values = cells_of(column.dictionary)
     at = numbers(column.buffers()[1], np.dtype(column.type.index_type.to_pandas_dtype()), column.offset, len(column))
@@ -174,27 +102,29 @@ def _dictionary(column: Any) -> Cells:
     if not values.mutable and len(column.dictionary) <= _TABLE_MOST:
         table = [values.get(i) for i in range(len(column.dictionary))]
         whole = values.array[at] if values.array is not None and column.null_count == 0 else None
-        valid = _valid(column)
+        valid = validity(column)
         if valid is None:
             return Cells(lambda i: table[place[i]], whole)
         return Cells(lambda i: table[place[i]] if valid[i] else None)
     get = _unshared(values)
-    return _nullable(column, lambda i: get(place[i]), mutable=values.mutable)
+    return nullable(column, lambda i: get(place[i]), mutable=values.mutable)
 
 
 def _struct(column: Any) -> Cells:
     parts = [(column.type.field(k).name, cells_of(column.field(k))) for k in range(column.type.num_fields)]
     gets = [(name, part.get) for name, part in parts]
-    return _nullable(column, lambda i: {name: get(i) for name, get in gets}, mutable=True)
+    return nullable(column, lambda i: {name: get(i) for name, get in gets}, mutable=True)
 
 
 def _list(column: Any) -> Cells:
     import pyarrow as pa
 
-    at = _offsets(column, pa.types.is_large_list(column.type))
+    at = offsets_of(column, pa.types.is_large_list(column.type))
     values = cells_of(column.values)
     run = _run(column.values, values)
-    cells = _nullable(column, lambda i: run(at[i], at[i + 1]), mutable=True)
+    both = spans(at)
+    many = some_null(lambda rows: [run(a, b) for a, b in both(rows)], validity(column))
+    cells = replace(nullable(column, lambda i: run(at[i], at[i + 1]), mutable=True), many=many)
     if values.array is None or column.null_count or not len(column):
         return cells
     size = at[1] - at[0]
@@ -207,7 +137,7 @@ def _list(column: Any) -> Cells:
 def _list_view(column: Any) -> Cells:
     first, count = (part.to_numpy(zero_copy_only=False).tolist() for part in (column.offsets, column.sizes))
     run = _run(column.values, cells_of(column.values), shared=True)
-    return _nullable(column, lambda i: run(first[i], first[i] + count[i]), mutable=True)
+    return nullable(column, lambda i: run(first[i], first[i] + count[i]), mutable=True)
 
 
 def _run(child: Any, values: Cells, *, shared: bool = False) -> Callable[[int, int], Any]:
@@ -216,7 +146,7 @@ def _run(child: Any, values: Cells, *, shared: bool = False) -> Callable[[int, i
     whole = values.array
     if whole is not None:
         return (lambda a, b: whole[a:b].copy()) if shared else (lambda a, b: whole[a:b])
-    flat = _flat(child)
+    flat = flat_values(child)
     if flat is not None:
         valid = bits(child.buffers()[0], child.offset, len(child)).tobytes()
 
@@ -235,15 +165,15 @@ def _fixed_list(column: Any) -> Cells:
     values = cells_of(child)
     if values.array is not None:
         rows = values.array[base * size : (base + len(column)) * size]
-        return _array(column, rows.reshape(len(column), size, *rows.shape[1:]), mutable=True)
+        return array_cells(column, rows.reshape(len(column), size, *rows.shape[1:]), mutable=True)
     run = _run(child, values)
-    return _nullable(column, lambda i: run((base + i) * size, (base + i + 1) * size), mutable=True)
+    return nullable(column, lambda i: run((base + i) * size, (base + i + 1) * size), mutable=True)
 
 
 def _map(column: Any) -> Cells:
-    at = _offsets(column, large=False)
+    at = offsets_of(column, large=False)
     keys, items = cells_of(column.keys).get, cells_of(column.items).get
-    return _nullable(column, lambda i: [(keys(j), items(j)) for j in range(at[i], at[i + 1])], mutable=True)
+    return nullable(column, lambda i: [(keys(j), items(j)) for j in range(at[i], at[i + 1])], mutable=True)
 
 
 def _union(column: Any) -> Cells:
@@ -266,7 +196,7 @@ def _extension(column: Any) -> Cells:
     shape, order = tuple(column.type.shape), column.type.permutation
     if cells.array is not None:
         rows = cells.array.reshape(len(column), *shape)
-        return _array(column, rows if order is None else rows.transpose(0, *(k + 1 for k in order)), mutable=True)
+        return array_cells(column, rows if order is None else rows.transpose(0, *(k + 1 for k in order)), mutable=True)
     get = cells.get
 
     def tensor(i: int) -> Any:

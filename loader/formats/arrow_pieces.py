@@ -19,7 +19,8 @@ from cachefs.errors import FormatError
 
 from ..sample import Sample
 from .abc import Damage
-from .arrow_cells import Cells, Get, cells_of
+from .arrow_cells import cells_of
+from .arrow_flat import Cells, Get
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Fields: TypeAlias = frozenset[str] | None
@@ -68,22 +69,20 @@ class Window:
         self._cells += [(name, _refusing(damage)) for name, damage in bad.items()]
         self.gets: list[tuple[str, Get]] = [(name, cells.get) for name, cells in self._cells]
 
-    def columns(self, rows: Int64s, url: str) -> dict[str, Any]:
-        """These rows (numbers in the shard) of every column."""
+    def columns(self, rows: Int64s, run: bool, url: str) -> dict[str, Any]:
+        """These rows (numbers in the shard) of every column. ``run``: whether they are neighbours in order."""
         n = len(rows)
         first = int(rows[0]) - self.first
-        run = int(rows[-1]) - self.first == first + n - 1 and (n < 3 or bool((np.diff(rows) == 1).all()))
-        places: Any = slice(first, first + n) if run else rows - self.first
-        numbers: list[int] | range = range(first, first + n) if run else places.tolist()
+        within = rows - self.first
+        places: Any = slice(first, first + n) if run else within
         out: dict[str, Any] = {}
         for name, cells in self._cells:
             values = cells.array if cells.array is not None else cells.stacked
             if values is not None:
                 out[name] = values[places]
                 continue
-            get = cells.get
             try:
-                out[name] = [get(row) for row in numbers]
+                out[name] = cells.many(within) if cells.many is not None else list(map(cells.get, within.tolist()))
             except ValueError as e:
                 raise self.damaged(f"column {name!r} of samples {rows[0]} to {rows[-1]}", e, url) from e
         return out
@@ -124,28 +123,36 @@ class Pieces:
 
     def columns(self, rows: Int64s, fields: Fields, url: str) -> dict[str, Any]:
         """Many rows, column by column: arrays where all of them have no null and one shape, else lists."""
-        if len(rows) == 0:
+        n = len(rows)
+        if n == 0:
             return {}
-        window = self._find(int(rows[0]), fields, url)
-        if window.first <= int(rows.min()) and int(rows.max()) < window.last:
-            return window.columns(rows, url)
-        return self._from_many(rows, fields, url)
-
-    def _from_many(self, rows: Int64s, fields: Fields, url: str) -> dict[str, Any]:
-        """Rows of several windows: each window's together, then put where they belong."""
+        first, last = int(rows[0]), int(rows[-1])
+        run = last - first == n - 1 and bool((rows[1:] > rows[:-1]).all())
+        if run:
+            window = self._find(first, fields, url)
+            if last < window.last:
+                return window.columns(rows, True, url)
+            return self._in_order(rows, True, fields, url)
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
+        back = np.empty_like(order)
+        back[order] = np.arange(n)
+        window = self._find(int(ordered[0]), fields, url)
+        if int(ordered[-1]) < window.last:
+            return window.columns(rows, False, url)
+        parts = self._in_order(ordered, False, fields, url)
+        return {name: _taken(values, back) for name, values in parts.items()}
+
+    def _in_order(self, rows: Int64s, run: bool, fields: Fields, url: str) -> dict[str, Any]:
+        """Ascending rows of several windows."""
         parts: list[dict[str, Any]] = []
         at = 0
-        while at < len(ordered):
-            window = self._find(int(ordered[at]), fields, url)
-            end = int(np.searchsorted(ordered, window.last))
-            parts.append(window.columns(ordered[at:end], url))
+        while at < len(rows):
+            window = self._find(int(rows[at]), fields, url)
+            end = int(np.searchsorted(rows, window.last))
+            parts.append(window.columns(rows[at:end], run, url))
             at = end
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        straight = bool((order == np.arange(len(order))).all())
-        return {name: _joined([part[name] for part in parts], None if straight else back) for name in parts[0]}
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
     def _find(self, i: int, fields: Fields, url: str) -> Window:
         number = bisect_right(self._starts, i) - 1  # an empty piece starts where the next one does
@@ -188,13 +195,15 @@ class Pieces:
         return windows, decoded.private + 500 * len(windows) + found
 
 
-def _joined(parts: list[Any], back: Int64s | None) -> Any:
-    """Columns of several windows behind each other, in the order ``back`` (``None``: as they are)."""
+def _joined(parts: list[Any]) -> Any:
+    """A column's parts behind each other."""
     if all(isinstance(part, np.ndarray) for part in parts) and len({(p.dtype, p.shape[1:]) for p in parts}) == 1:
-        whole = np.concatenate(parts)
-        return whole if back is None else whole[back]
-    values = [value for part in parts for value in part]
-    return values if back is None else [values[at] for at in back.tolist()]
+        return np.concatenate(parts)
+    return [value for part in parts for value in part]
+
+
+def _taken(values: Any, order: Int64s) -> Any:
+    return values[order] if isinstance(values, np.ndarray) else [values[at] for at in order.tolist()]
 
 
 class _Refused(ValueError):

@@ -57,6 +57,7 @@ class Parquet(Format):
 
     name: ClassVar[str] = "parquet"
     columnar: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
 
     @classmethod
     def matches(cls, head: bytes, data: Bytes) -> bool:

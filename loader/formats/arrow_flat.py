@@ -1,0 +1,141 @@
+"""Columns of Arrow memory that do not hold other columns: numbers, times, text and bytes, as :class:`Cells`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .arrow_memory import bits, memory, numbers
+
+Get: TypeAlias = Callable[[int], Any]
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A column. ``array``: all values as one array whose first axis is the row, where none is null and all are alike.
+
+    ``mutable``: whether values can be written into. ``stacked``: as ``array``, where values only happen to be alike.
+    ``many``: as ``get``, for many rows at once, where that is quicker.
+    """
+
+    get: Get
+    array: npt.NDArray[Any] | None = None
+    mutable: bool = False
+    stacked: npt.NDArray[Any] | None = None
+    many: Callable[[Rows], list[Any]] | None = None
+
+
+def array_cells(column: Any, values: npt.NDArray[Any], *, mutable: bool = False) -> Cells:
+    """Cells that are the items of an array."""
+    valid = validity(column)
+    if valid is None:
+        return Cells(values.__getitem__, values, mutable)
+    many = some_null(lambda rows: list(values[rows]), valid)
+    return Cells(lambda i: values[i] if valid[i] else None, None, mutable, None, many)
+
+
+def flat_values(column: Any) -> npt.NDArray[Any] | None:
+    """All values, those under nulls too, of a column of numbers or times; ``None`` for another."""
+    import pyarrow as pa
+
+    kind, types = column.type, pa.types
+    if types.is_integer(kind) or types.is_floating(kind):
+        stored = shown = np.dtype(kind.to_pandas_dtype())
+    elif types.is_timestamp(kind):
+        stored = shown = np.dtype(f"M8[{kind.unit}]")
+    elif types.is_duration(kind) or types.is_time64(kind):
+        stored = shown = np.dtype(f"m8[{kind.unit}]")
+    elif types.is_date64(kind):
+        stored = shown = np.dtype("M8[ms]")
+    elif types.is_date32(kind):
+        stored, shown = np.dtype(np.int32), np.dtype("M8[D]")
+    elif types.is_time32(kind):
+        stored, shown = np.dtype(np.int32), np.dtype(f"m8[{kind.unit}]")
+    else:
+        return None
+    return numbers(column.buffers()[1], stored, column.offset, len(column)).astype(shown, copy=False)
+
+
+def text_cells(column: Any) -> Cells:
+    import pyarrow as pa
+
+    at = offsets_of(column, pa.types.is_large_string(column.type))
+    chars = memory(column.buffers()[2]).data
+    valid = validity(column)
+    many = some_null(_texts(chars, at), valid)
+    if valid is None:
+        return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8"), many=many)
+    return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8") if valid[i] else None, many=many)
+
+
+def _texts(chars: memoryview, at: memoryview) -> Callable[[Rows], list[Any]]:
+    both = spans(at)
+    offsets = np.asarray(at)
+
+    def many(rows: Rows) -> list[Any]:
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+            whole = bytes(chars[at[first] : at[last + 1]])
+            if whole.isascii():  # one text, cut where the cells meet
+                text = whole.decode("ascii")
+                return [text[a:b] for a, b in pairwise((offsets[first : last + 2] - offsets[first]).tolist())]
+        return [str(chars[a:b], "utf-8") for a, b in both(rows)]
+
+    return many
+
+
+def binary_cells(column: Any) -> Cells:
+    import pyarrow as pa
+
+    at = offsets_of(column, pa.types.is_large_binary(column.type))
+    payload = memory(column.buffers()[2])
+    valid = validity(column)
+    both = spans(at)
+    many = some_null(lambda rows: [payload[a:b] for a, b in both(rows)], valid)
+    if valid is None:
+        return Cells(lambda i: payload[at[i] : at[i + 1]], None, True, None, many)
+    return Cells(lambda i: payload[at[i] : at[i + 1]] if valid[i] else None, None, True, None, many)
+
+
+def nullable(column: Any, get: Get, *, mutable: bool) -> Cells:
+    valid = validity(column)
+    return Cells(get if valid is None else lambda i: get(i) if valid[i] else None, None, mutable)
+
+
+def some_null(many: Callable[[Rows], list[Any]], valid: bytes | None) -> Callable[[Rows], list[Any]]:
+    """``many`` with ``None`` where a row is null."""
+    if valid is None:
+        return many
+    holds = np.frombuffer(valid, np.bool_)
+
+    def checked(rows: Rows) -> list[Any]:
+        values = many(rows)
+        for at in np.flatnonzero(~holds[rows]).tolist():
+            values[at] = None
+        return values
+
+    return checked
+
+
+def validity(column: Any) -> bytes | None:
+    """One byte a row, 0 where it is null; ``None`` where none is."""
+    if column.null_count == 0:
+        return None
+    return bits(column.buffers()[0], column.offset, len(column)).tobytes()
+
+
+def offsets_of(column: Any, large: bool) -> memoryview:
+    dtype = np.dtype(np.int64 if large else np.int32)
+    return numbers(column.buffers()[1], dtype, column.offset, len(column) + 1 if len(column) else 0).data
+
+
+def spans(at: memoryview) -> Callable[[Rows], Iterator[tuple[int, int]]]:
+    """Many rows' first and last offsets."""
+    offsets = np.asarray(at)
+    return lambda rows: zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
