@@ -96,8 +96,8 @@ def read_header(data: Bytes, size: int, url: str, offset: int = 0, what: str = "
     found = NpyHeader(dtype, shape, fortran, begin + length)
     if dtype.hasobject:
         return found
-    if dtype.itemsize == 0 or dtype.subdtype is not None or found.rows > size:
-        raise FormatError(f"{what} declares {found.rows} values of no size", url=url, offset=offset)
+    if dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise FormatError(f"{what} declares values of no size", url=url, offset=offset)
     if found.start + found.nbytes != size:
         raise FormatError(
             f"{what} of shape {shape} and dtype {dtype} needs {found.nbytes} bytes, {size - found.start} follow",
@@ -105,6 +105,8 @@ def read_header(data: Bytes, size: int, url: str, offset: int = 0, what: str = "
             offset=offset + found.start,
             hint="it is cut off or damaged, or several arrays were saved into one file",
         )
+    if found.rows > size:
+        raise FormatError(f"{what} declares {found.rows} rows, all of them empty", url=url, offset=offset)
     return found
 
 

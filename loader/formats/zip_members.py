@@ -26,6 +26,7 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED, _UTF8 = 0x1, 0x800
 _LOCAL_SIZE, _ENTRY_SIZE, _END_SIZE, _LOCATOR_SIZE, _END64_SIZE = 30, 46, 22, 20, 56
 _ZIP64 = 0x0001
+_ENTRY_FIELDS = struct.Struct("<8xHH4xLLLHHHH6xL")
 _RATIO = 1032
 """No deflate stream is longer than this many times its input."""
 _STEP = 1 << 20
@@ -147,9 +148,7 @@ def _entry(data: Bytes, at: int, end: int, url: str) -> tuple[Member, int, int]:
     head = data[at : min(at + _ENTRY_SIZE, end)].tobytes()
     if len(head) < _ENTRY_SIZE or head[:4] != _ENTRY:
         raise fault
-    flags, method, crc, packed, size, name_size, extra_size, comment_size, disk, local = struct.unpack(
-        "<2xH H 4x LLL HHH H 6x L".replace(" ", ""), head[6:]
-    )
+    flags, method, crc, packed, size, name_size, extra_size, comment_size, disk, local = _ENTRY_FIELDS.unpack(head)
     done = at + _ENTRY_SIZE + name_size + extra_size + comment_size
     if done > end or disk:
         raise fault
