@@ -105,6 +105,16 @@ class ShardPool:
         self._open.move_to_end(number)
         return shard
 
+    def renew(self, number: int) -> OpenShard:
+        """The shard opened anew, with all of its bytes there."""
+        old = self._open.pop(number, None)
+        if old is not None:
+            self._private -= old.private_bytes
+            self._let_go(old)
+        shard = self._load(number, self._indexes.get(number), whole=True)
+        self._admit(number, shard)
+        return shard
+
     def url(self, number: int) -> str:
         """A shard's URL, for messages."""
         return self._shards.stat(number).url
@@ -129,7 +139,7 @@ class ShardPool:
         self._admit(number, shard)
         return shard
 
-    def _load(self, number: int, index: SampleIndex | None) -> OpenShard:
+    def _load(self, number: int, index: SampleIndex | None, *, whole: bool = False) -> OpenShard:
         """Open a shard; touches nothing of the pool."""
         shards = self._shards
         stat = shards.stat(number)
@@ -142,6 +152,7 @@ class ShardPool:
             index=index,
             unpacked=shards.unpacked(number),
             part=shards.part(number),
+            whole=whole,
         )
         if len(shard.index) != shards.samples(number):
             shard.close()
@@ -158,4 +169,7 @@ class ShardPool:
         while len(self._open) > self.capacity or (self._private > self._private_limit and len(self._open) > 1):
             _, old = self._open.popitem(last=False)
             self._private -= old.private_bytes
-            old.close()
+            self._let_go(old)
+
+    def _let_go(self, shard: OpenShard) -> None:
+        shard.close()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cachefs.errors import DataError, MissingField
+from cachefs.errors import DataError, MissingField, Superseded
 
 from .collation import allocator, collate_values
 from .decoders import to_tensor
@@ -32,13 +32,13 @@ class ColumnGather:
 
     def __init__(self, format: Format, reader: SampleReader) -> None:
         self._format = format
-        self._get = reader.pool.get
+        self._pool = reader.pool
         self._recipe = reader.recipe
 
     def batch(self, number: int, stamp: Stamp, places: Places) -> Batch:
         """One batch; its tensors are new memory."""
         parts, order = _by_shard(places)
-        columns = [self._columns(self._get(shard), rows) for shard, rows in parts]
+        columns = [self._columns(shard, rows) for shard, rows in parts]
         names = columns[0].keys()
         for other in columns[1:]:
             if other.keys() != names:
@@ -57,10 +57,14 @@ class ColumnGather:
             batch[REPEAT] = torch.from_numpy(repeat)
         return batch
 
-    def _columns(self, shard: OpenShard, rows: Int64s) -> dict[str, Any]:
+    def _columns(self, number: int, rows: Int64s) -> dict[str, Any]:
         recipe = self._recipe
-        with shard.guard or nullcontext():
-            found = self._format.columns(shard.source, shard.index, rows, shard.url, recipe.wanted)
+        shard = self._pool.get(number)
+        try:
+            found = self._read(shard, rows)
+        except Superseded:  # read while it fills, and the cache goes on with another file
+            shard = self._pool.renew(number)
+            found = self._read(shard, rows)
         absent = [name for name in recipe.fields or () if name not in found]
         if absent:
             present = ", ".join(sorted(shard.read(int(rows[0]))))
@@ -77,6 +81,10 @@ class ColumnGather:
                         decode.value(decoder, value, name, shard, i) for i, value in zip(numbers, values, strict=True)
                     ]
         return found
+
+    def _read(self, shard: OpenShard, rows: Int64s) -> dict[str, Any]:
+        with shard.guard or nullcontext():
+            return self._format.columns(shard.source, shard.index, rows, shard.url, self._recipe.wanted)
 
 
 def _by_shard(places: Places) -> tuple[list[tuple[int, Int64s]], Int64s | None]:

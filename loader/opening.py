@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cachefs.errors import Superseded
 from cachefs.objstore.url import parse_url
 
 from .formats import Format, SampleIndex, WebDataset, detect
@@ -34,23 +35,44 @@ _MADV_POPULATE_READ = 22
 class ClientObjects:
     """:class:`loader.formats.abc.Objects` over a client. The shards it opened are kept open until :meth:`close`.
 
-    ``known``: version and size, by URL, of objects that are bound already.
+    ``known``: version and size, by URL, of objects that are bound already. ``whole``: maps are complete when they are
+    handed out; ``dense``: and all their pages are mapped.
     """
 
-    def __init__(self, client: Client, known: dict[str, tuple[str, int]], *, whole: bool = False) -> None:
+    def __init__(
+        self, client: Client, known: dict[str, tuple[str, int]], *, dense: bool = False, whole: bool = False
+    ) -> None:
         self._client = client
         self._known = known
-        self._whole = whole
+        self._dense = dense
+        self._whole = whole or dense
         self._open: list[Shard] = []
+        self._by_url: dict[str, Shard] = {}
 
     def map(self, url: str, stat: ObjectStat | None = None) -> Mapped:
-        version, size = self._known.get(url, (None, None)) if stat is None else (stat.version, stat.size)
-        shard = self._client.open(url, version=version, size=size)
-        self._open.append(shard)
+        shard = self._shard(url, stat)
+        if not self._whole:
+            filling = shard.filling()
+            return Mapped(np.frombuffer(filling.view, np.uint8), filling.ready)
         view = shard.view()
-        if self._whole and len(view) <= _POPULATE_MOST:
+        if self._dense and len(view) <= _POPULATE_MOST:
             _populate(view)
         return Mapped(np.frombuffer(view, np.uint8))
+
+    def kept(self, url: str, name: str) -> bytes | None:
+        return self._shard(url).attachment(name)
+
+    def keep(self, url: str, name: str, data: bytes) -> None:
+        self._shard(url).attach(name, data)
+
+    def _shard(self, url: str, stat: ObjectStat | None = None) -> Shard:
+        shard = self._by_url.get(url)
+        if shard is None:
+            version, size = self._known.get(url, (None, None)) if stat is None else (stat.version, stat.size)
+            shard = self._client.open(url, version=version, size=size)
+            self._open.append(shard)
+            self._by_url[url] = shard
+        return shard
 
     def bound(self, url: str) -> tuple[str, int] | None:
         return self._known.get(url)
@@ -66,6 +88,7 @@ class ClientObjects:
 
     def close(self) -> None:
         """Give back leases and descriptors; maps stay valid. Idempotent."""
+        self._by_url.clear()
         while self._open:
             self._open.pop().close()
 
@@ -119,19 +142,27 @@ def open_mapped(
     index: SampleIndex | None = None,
     unpacked: int | None = None,
     part: int | None = None,
+    whole: bool = False,
 ) -> OpenShard:
     """Open, map and index one shard.
 
     ``format=None``: the bytes decide. With ``index`` that is taken instead of a new one; ``unpacked``: its
-    decompressed size, where that is known; ``part``: which part of it (``None``: all). Raises ``UnknownFormat``,
+    decompressed size, where that is known; ``part``: which part of it (``None``: all); ``whole``: wait for all of it
+    first. Raises ``UnknownFormat``,
     ``FormatError``, or what the client raises.
     """
     known = {} if version is None or size is None else {url: (version, size)}
-    objects = ClientObjects(client, known, whole=format is not None and format.dense)
+    dense = format is not None and format.dense
+    objects = ClientObjects(client, known, dense=dense, whole=whole)
     try:
         if format is None:
             format = detect(objects, url) or WebDataset()
-        opened = format.open(objects, url, index=index, unpacked=unpacked, part=part)
+        try:
+            opened = format.open(objects, url, index=index, unpacked=unpacked, part=part)
+        except Superseded:  # the cache goes on with another file: map that one, once it is whole
+            objects.close()
+            objects = ClientObjects(client, known, dense=dense, whole=True)
+            opened = format.open(objects, url, index=index, unpacked=unpacked, part=part)
         shard = OpenShard(url, format, opened.source, opened.index, opened.private_bytes, objects)
         if parse_url(url).is_local:
             shard.close()  # there is no lease to keep, and a descriptor saved

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import DataError, MissingField
+from cachefs.errors import DataError, MissingField, Superseded
 
 from .buffers import ShardPool
 from .decode import Decode
@@ -91,7 +91,11 @@ class SampleReader:
         for number, i, repeat in zip(places.shard.tolist(), places.row.tolist(), repeats, strict=True):
             try:
                 shard = self._pristine(number) if repeat else get(number)
-                sample = shard.read(i, wanted)
+                try:
+                    sample = shard.read(i, wanted)
+                except Superseded:  # read while it fills, and the cache goes on with another file
+                    shard = (self._pristine_pool() if repeat else self.pool).renew(number)
+                    sample = shard.read(i, wanted)
                 if repeat:
                     sample = copy.deepcopy(sample)
                 if wanted is not None:
@@ -109,9 +113,12 @@ class SampleReader:
 
     def _pristine(self, number: int) -> OpenShard:
         """A shard whose views are never handed out, so nobody has written into them."""
+        return self._pristine_pool().get(number)
+
+    def _pristine_pool(self) -> ShardPool:
         if self._untouched is None:
             self._untouched = self.pool.again()
-        return self._untouched.get(number)
+        return self._untouched
 
     def close(self) -> None:
         """Close all open shards. Idempotent; samples already handed out stay valid."""

@@ -9,6 +9,7 @@ from typing import Any
 from cachefs.errors import DataError
 
 from .buffers import ShardPool
+from .formats import SampleIndex
 from .opening import OpenShard
 
 
@@ -37,8 +38,6 @@ class SharedPool(ShardPool):
             return other.result()
         try:
             shard = self._load(number, index)
-            if shard.format.stateful:
-                shard.guard = threading.Lock()
         except BaseException as e:
             with self._lock:
                 if isinstance(e, DataError):
@@ -51,6 +50,22 @@ class SharedPool(ShardPool):
             del self._opening[number]
         own.set_result(shard)
         return shard
+
+    def renew(self, number: int) -> OpenShard:
+        with self._lock:
+            return super().renew(number)
+
+    def _load(self, number: int, index: SampleIndex | None, *, whole: bool = False) -> OpenShard:
+        shard = super()._load(number, index, whole=whole)
+        if shard.format.stateful:
+            shard.guard = threading.Lock()
+        return shard
+
+    def _let_go(self, shard: OpenShard) -> None:
+        # Another thread may be reading from it, and may still wait for bytes: then it is closed when that is done with
+        # it, since its leases go with the last reference.
+        if shard.guard is None:
+            shard.close()
 
     def close(self) -> None:
         with self._lock:

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import ConfigError
+from cachefs.hashing import name_digest
 
 from ..sample import Sample
 
@@ -78,8 +79,26 @@ class Objects(Protocol):
     def list(self, folder: str) -> Sequence[ObjectStat]:
         """All objects below a folder, in order of their names."""
 
+    def kept(self, url: str, name: str) -> bytes | None:
+        """What :meth:`keep` left beside the object in the node's cache; ``None`` if nothing is there."""
+
+    def keep(self, url: str, name: str, data: bytes) -> None:
+        """Leave bytes made from the object beside it in the node's cache, if it takes them."""
+
     def close(self) -> None:
         """Give back what the maps so far hold open (leases, descriptors); they stay valid, and more may be made."""
+
+
+class KeptIndex(Protocol):
+    """An index that can be kept as bytes, so that the next process need not walk the shard again."""
+
+    def to_bytes(self) -> bytes:
+        """All of it, with a checksum."""
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, size: int) -> Any:
+        """The index again, for a shard of ``size`` bytes (decompressed); nothing in it points outside of these. Raises
+        ``ValueError`` for any other bytes."""
 
 
 class Opened(NamedTuple):
@@ -118,6 +137,8 @@ class Format(ABC):
     """Whether an epoch reads every byte of a shard, in small pieces."""
     streams: ClassVar[bool] = False
     """Whether ``index`` asks ``ready`` for what it looks at; see the module's text."""
+    kept_index: ClassVar[type[KeptIndex] | None] = None
+    """The type of the indexes, where they are worth keeping beside the shard: those that a walk over it makes."""
     stateful: ClassVar[bool] = False
     """Whether a source keeps what it decoded, so that two threads must not read from it at once."""
     columnar: ClassVar[bool] = False
@@ -141,14 +162,30 @@ class Format(ABC):
         """Map a shard and find its samples. ``index``: one made before, taken instead; ``unpacked``: the decompressed
         size where it is known; ``part``: only that part of the shard (``None``: all of it)."""
         data, ready = objects.map(url)
-        if not self.streams or index is not None or _is_packed(data, ready):
+        packed = self.streams and _is_packed(data, ready)
+        if not self.streams or packed or index is not None:
             ready(0, len(data))
             ready = all_there
         whole = self.unpack(data, url, limit=unpacked)
         if index is None:
-            index = self.index(whole, url, ready) if self.streams else self.index(whole, url)
+            index = self._indexed(objects, url, whole, ready)
             ready(0, len(data))
         return Opened(self.source(whole, index), index, 0 if whole is data else whole.nbytes)
+
+    def _indexed(self, objects: Objects, url: str, data: Bytes, ready: Ready) -> Any:
+        """The index that is kept beside the shard, else a new one, which is kept from now on."""
+        kind, name = self.kept_index, f"index-{name_digest(self.name, self.identity())}"
+        if kind is not None:
+            kept = objects.kept(url, name)
+            if kept is not None:
+                try:
+                    return kind.from_bytes(kept, len(data))
+                except ValueError:
+                    pass  # an older version's, or damaged: it is only a shortcut
+        index: Any = self.index(data, url, ready) if self.streams else self.index(data, url)
+        if kind is not None:
+            objects.keep(url, name, index.to_bytes())
+        return index
 
     def parts(self, objects: Objects, url: str) -> Sequence[int] | None:
         """The sample counts of the shard's parts, in order; ``None`` where it is read as one."""
@@ -230,7 +267,7 @@ def _is_packed(data: Bytes, ready: Ready) -> bool:
     ready(0, min(len(data), 4))
     head = data[:4].tobytes()
     zlib = head[:1] == b"x" and len(head) > 1 and int.from_bytes(head[:2], "big") % 31 == 0
-    return zlib or head[:3] in (b"\x1f\x8b\x08", b"BZh") or head == b"\x28\xb5\x2f\xfd"
+    return zlib or head[:3] in (b"\x1f\x8b\x08", b"BZh") or head in (b"\x28\xb5\x2f\xfd", b"\xfd7zX")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from cachefs.errors import FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Format, Ready, all_there
+from .abc import Bytes, Format, KeptIndex, Ready, all_there
 from .offsets import OffsetIndex, Offsets, joined, offset_dtype
 from .packed import unpack
 
@@ -82,6 +82,7 @@ class Jsonl(Format):
 
     name: ClassVar[str] = "jsonl"
     streams: ClassVar[bool] = True
+    kept_index: ClassVar[type[KeptIndex] | None] = LineIndex
 
     @classmethod
     def matches(cls, head: bytes, data: Bytes) -> bool:
@@ -105,7 +106,7 @@ class Jsonl(Format):
         begin = index.offsets.item(i)
         line = source[begin : index.offsets.item(i + 1)]
         try:
-            return Sample(_decoder(fields).decode(line))
+            return Sample(_select(_decoder(fields).decode(line), fields))
         except (msgspec.MsgspecError, RecursionError):
             pass  # perhaps NaN, which msgspec refuses
         try:
@@ -116,12 +117,16 @@ class Jsonl(Format):
         if not isinstance(value, dict):
             what = f"line {index.line(source, begin)} is no JSON object but a {type(value).__name__}"
             raise FormatError(what, url=url, offset=begin)
-        return Sample(value if fields is None else {name: value[name] for name in value if name in fields})
+        return Sample(_select(value, fields))
+
+
+def _select(row: dict[str, Any], fields: frozenset[str] | None) -> dict[str, Any]:
+    return row if fields is None else {name: row[name] for name in row if name in fields}
 
 
 @lru_cache(maxsize=64)
 def _decoder(fields: frozenset[str] | None) -> msgspec.json.Decoder[dict[str, Any]]:
-    if fields is None:
+    if fields is None or not all(map(str.isascii, fields)):  # msgspec finds no other names in a type
         return msgspec.json.Decoder(dict[str, Any])
     # what is not in the type is passed over without making objects of it
     wanted: Any = TypedDict("wanted", dict.fromkeys(sorted(fields), Any), total=False)  # type: ignore[misc]

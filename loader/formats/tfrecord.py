@@ -32,7 +32,7 @@ import numpy.typing as npt
 from cachefs.errors import FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Format, Ready, all_there
+from .abc import Bytes, Format, KeptIndex, Ready, all_there
 from .crc32c import crc32c, masked_lengths, unmasked
 from .example import WireError, read_example
 from .offsets import OffsetIndex, joined, offset_dtype
@@ -71,6 +71,7 @@ class TFRecord(Format):
 
     name: ClassVar[str] = "tfrecord"
     streams: ClassVar[bool] = True
+    kept_index: ClassVar[type[KeptIndex] | None] = RecordIndex
     example: bool = False
     verify: bool = True
 

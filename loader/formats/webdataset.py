@@ -31,7 +31,7 @@ from typing import ClassVar, Literal
 from cachefs.errors import ConfigError, FormatError
 
 from ..sample import FoldedSample, Sample
-from .abc import Bytes, Damage, Format, Ready, all_there
+from .abc import Bytes, Damage, Format, KeptIndex, Ready, all_there
 from .packed import codec_of, unpacked
 from .tar import BLOCK, TarNotes, is_blank, is_tar, walk
 from .tar_index import TarIndex
@@ -46,6 +46,7 @@ class WebDataset(Format):
 
     name: ClassVar[str] = "webdataset"
     streams: ClassVar[bool] = True
+    kept_index: ClassVar[type[KeptIndex] | None] = TarIndex
     split: Literal["first", "last"] = "first"
 
     def __post_init__(self) -> None:
