@@ -27,11 +27,13 @@ BLOCK = 512
 _RECORD = 20 * BLOCK
 _ADLER = 65521
 _SPACES = 8 * 0x20
+_USTAR = b"ustar\0"
 _SUM_END = b"\0 "
 _SIZE_ENDS = b"\0 "
 _ZERO = bytes(BLOCK)
-_HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
-"""name, size, checksum, type flag, magic, prefix"""
+_HEADER = struct.Struct("100s24x12s12x8sc100x6s82xB166x")
+"""name, size, checksum, type flag, magic, first byte of the prefix"""
+_PREFIX = slice(345, 500)
 _REGULAR = b"0\x007"
 _NO_PAYLOAD = b"123456"
 _MOST_EXTENDED = 1 << 20
@@ -89,12 +91,14 @@ def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) 
             _check_end(view, offset, pending, url)
             notes.messages.append("the tar has no end marker: it may have lost members or whole samples at its end")
             return
-        name, raw_size, checksum, kind, magic, prefix = read(view, offset)
+        name, raw_size, checksum, kind, magic, prefixed = read(view, offset)
+        if prefixed and magic == _USTAR:  # GNU's own header keeps time stamps there
+            name = _joined(view[offset:payload], name)
         if kind == b"0" and pending < 0 and not defaults:
             # what nearly all headers are, looked at the short way; whatever is odd about one is said below
             size = _plain_size(raw_size, checksum, adler(view[offset:payload]))
             if 0 <= size <= end - payload:
-                yield _name(name, prefix, magic), offset, payload, size
+                yield _text(name.split(b"\0", 1)[0]), offset, payload, size
                 offset = payload + _padded(size)
                 continue
         if not name[0] and view[offset:payload] == _ZERO:
@@ -122,7 +126,7 @@ def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) 
                 pending = offset
             offset = payload + _padded(size)
             continue
-        path = _name(name, prefix, magic)
+        path = _text(name.split(b"\0", 1)[0])
         if extra or defaults:
             fields = defaults | extra
             path = fields.get("path") or path
@@ -161,8 +165,8 @@ def _plain_size(raw: bytes, checksum: bytes, adler: int) -> int:
     if not (digits.isdigit() and raw[11] in _SIZE_ENDS and total.isdigit() and checksum[6:] == _SUM_END):
         return -1
     try:
-        declared = int(total, 8) + sum(checksum) - _SPACES
-        return int(digits, 8) if (adler - 1) & 0xFFFF == declared else -1
+        declared = int(total, 8) + (zlib.adler32(checksum) & 0xFFFF) - _SPACES
+        return int(digits, 8) if adler & 0xFFFF == declared else -1
     except ValueError:
         return -1
 
@@ -223,11 +227,9 @@ def _number(raw: bytes) -> int:
     return int(digits, 8)
 
 
-def _name(name: bytes, prefix: bytes, magic: bytes) -> str:
-    path = name.split(b"\0", 1)[0]
-    if magic == b"ustar\0" and prefix[0]:  # GNU's own header keeps time stamps there
-        path = prefix.split(b"\0", 1)[0] + b"/" + path
-    return _text(path)
+def _joined(header: memoryview, name: bytes) -> bytes:
+    """A name that goes on from the header's prefix."""
+    return bytes(header[_PREFIX]).split(b"\0", 1)[0] + b"/" + name
 
 
 def _text(raw: bytes) -> str:
