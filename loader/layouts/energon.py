@@ -5,7 +5,7 @@ Its own notes are used for counts alone, so that nothing need be read for them: 
 ``.info.yaml``) says how many samples each tar holds, and each tar's ``.tar.idx``, one 64-bit offset a sample and one
 for the end, says it again by its size. Only where both are there and agree for every tar are they believed; else the
 tars are counted from their headers. Where samples lie is always found from the tar's own headers, never taken from
-``.tar.idx``, and a tar that turns out to hold another number of samples is an error.
+``.tar.idx`` or ``index.sqlite``, and a tar that turns out to hold another number of samples is an error.
 
 On purpose different: ``split.yaml`` is not applied, all tars are the data set. A split is named by its tars
 (``shard_{000..001}.tar``).
