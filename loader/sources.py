@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound, UnknownFormat
 from cachefs.objstore.url import parse_url
 
-from .formats import Format, WebDataset
+from .formats import Files, Format, WebDataset
 from .layouts import LAYOUTS, Folder, Found
 from .layouts.mds_index import INDEX
 from .layouts.wids import MOST as MOST_LISTING
@@ -100,7 +100,7 @@ def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool
     if choices != [url]:
         return _merged(_each(choices, client, format, patterns=True), url)
     if patterns and _MAGIC.search(url):
-        return _by_pattern(url, client)
+        return _by_pattern(url, client, format)
     try:
         listed = client.list(url)
     except Denied as e:
@@ -137,7 +137,7 @@ def _in_folder(url: str, listed: Sequence[ObjectStat], client: Client, format: F
     found = _by_layout(Folder(base, tuple(listed), client, format))
     if found is not None:
         return found
-    shards = [item for item in listed if not _hidden(item.url, url) and not _beside(item.url)]
+    shards = [item for item in listed if not _hidden(item.url, url) and not _beside(item.url, format)]
     return Found(_without_tables(shards, format))
 
 
@@ -152,7 +152,7 @@ def _listed_if_allowed(folder: str, client: Client) -> list[ObjectStat]:
         return []  # all that a listing would save can be asked for one by one
 
 
-def _by_pattern(pattern: str, client: Client) -> Found:
+def _by_pattern(pattern: str, client: Client, format: Format | None) -> Found:
     if _is_local(pattern):
         pattern = parse_url(pattern).key
     magic = _MAGIC.search(pattern)
@@ -173,16 +173,18 @@ def _by_pattern(pattern: str, client: Client) -> Found:
         for item in listed
         if matches(item.url)
         and (not _hidden(item.url, folder) or _basename(pattern).startswith("."))
-        and (not _beside(item.url) or suffix in SIDE_SUFFIXES)
+        and (not _beside(item.url, format) or suffix in SIDE_SUFFIXES)
     )
     if not stats:
         raise NotFound("no object matches the pattern", url=pattern)
-    return Found(stats if suffix == _TABLE else _without_tables(stats, None))
+    return Found(stats if suffix == _TABLE else _without_tables(stats, format))
 
 
 def _without_tables(shards: Sequence[ObjectStat], format: Format | None) -> tuple[ObjectStat, ...]:
     """Without the Parquet files of img2dataset, which describe the tars of the same names; or without these tars,
-    where Parquet is asked for."""
+    where Parquet is asked for. Plain files are all there."""
+    if format is not None and format.name == Files.name:
+        return tuple(shards)
     names = {item.url for item in shards}
     ends = (_TABLE, ".tar") if format is None or format.name == WebDataset.name else (".tar", _TABLE)
     drop, keep = ends
@@ -254,6 +256,8 @@ def _hidden(url: str, folder: str) -> bool:
     return any(part.startswith(".") for part in below.split("/")) or name == "_SUCCESS" or name.endswith("_$folder$")
 
 
-def _beside(url: str) -> bool:
+def _beside(url: str, format: Format | None) -> bool:
     name = _basename(url).lower()
+    if format is not None and format.takes(name):
+        return False
     return os.path.splitext(name)[1] in SIDE_SUFFIXES or name in (_LOCK, _LENGTH)

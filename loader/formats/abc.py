@@ -230,6 +230,13 @@ class Format(ABC):
         """The number of samples of a shard of ``size`` bytes, where that alone tells; ``None`` where it does not."""
         return None
 
+    def takes(self, file: str) -> bool:
+        """Whether a file of this name is a shard, though others of such names lie beside shards and are none.
+
+        Asked where the user named the format and a folder or a pattern.
+        """
+        return False
+
     def kind(self, index: Any, name: str) -> str:
         """What the undecoded field ``name`` holds (``jpg``, ``txt``, ``json`` ...), in the words of ``loader.decode``.
 

@@ -64,6 +64,9 @@ class Files(Format):
             sample[name] = source
         return sample
 
+    def takes(self, file: str) -> bool:
+        return True
+
     def kind(self, index: Any, name: str) -> str:
         return "" if name == _KEY else name.rpartition(".")[2]
 

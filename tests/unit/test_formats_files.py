@@ -62,6 +62,16 @@ def test_a_folder_of_files_is_a_data_set(tmp_path: Path) -> None:
     ]
 
 
+def test_side_files_are_samples_where_files_are_asked_for(tmp_path: Path) -> None:
+    names = ["0.jpg", "0.json", "0.parquet", "0.tar", "notes.txt"]
+    for name in [*names, ".hidden"]:
+        (tmp_path / name).write_bytes(name.encode())
+    for source in (tmp_path, tmp_path / "*"):
+        ds = loader.ShardDataset(source, format="files", batch_size=1, shuffle=False, decode="bytes")
+        assert [Path(shard.url).name for shard in ds.manifest.shards] == names
+        assert [bytes(s[name.partition(".")[2]]).decode() for s, name in zip(ds, names, strict=True)] == names
+
+
 def test_text_is_decoded_as_in_a_tar(tmp_path: Path) -> None:
     (tmp_path / "a.cls").write_bytes(b"7")
     [sample] = loader.ShardDataset([tmp_path / "a.cls"], format="files", batch_size=1)
