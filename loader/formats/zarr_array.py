@@ -40,11 +40,11 @@ class ZarrArray:
         self._folder = folder
         self._document = document
         self._zarr, self._store = _open(path, document, self.name, self.url)
-        self.dtype: np.dtype[Any] = np.dtype(self._zarr.dtype).newbyteorder("=")
+        stored = np.dtype(self._zarr.dtype)
+        self.dtype: np.dtype[Any] = np.dtype(object) if stored.kind == "T" else stored.newbyteorder("=")
         self._prefix = f"{path}/" if path else ""
         self._check_sizes()
-        item = 0 if self.dtype.hasobject or self.dtype.kind == "T" else self.dtype.itemsize
-        self._guard = guard_of(document, self.chunk, item, MOST)
+        self._guard = guard_of(document, self.chunk, 0 if self.dtype.hasobject else self.dtype.itemsize, MOST)
 
     @property
     def rows(self) -> int:
@@ -105,7 +105,7 @@ class ZarrArray:
             self._folder.release()
         if values.shape != (last - first, *self.shape[1:]):
             raise FormatError(f"rows {first} to {last} of {self.name!r} decode to shape {values.shape}", url=self.url)
-        return np.ascontiguousarray(values, self.dtype) if values.dtype.kind != "T" else values
+        return np.ascontiguousarray(values, self.dtype)
 
     def _check(self, key: str, data: Bytes) -> None:
         try:

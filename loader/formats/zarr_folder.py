@@ -69,6 +69,25 @@ class StoreFolder:
             ready(0, len(data))
         return {key: found.data for key, found in maps.items()}
 
+    def probe(self, keys: Iterable[str]) -> dict[str, Bytes]:
+        """As :meth:`fetch`, for keys of which some need not exist.
+
+        Without the right to list, a store may answer ``Denied`` for a key that is missing; here that counts as absent
+        as long as one of the keys is there.
+        """
+        if self._listing is not None:
+            return self.fetch(keys)
+        found: dict[str, Bytes] = {}
+        denied: Denied | None = None
+        for key in keys:
+            try:
+                found |= self.fetch([key])
+            except Denied as e:
+                denied = e
+        if denied is not None and not found:
+            raise denied
+        return found
+
     def release(self) -> None:
         """Let go of what the maps so far hold open; they stay valid."""
         self._objects.close()

@@ -24,7 +24,7 @@ def read_documents(folder: StoreFolder) -> dict[str, dict[str, Any]]:
     As zarr-python does, consolidated metadata is taken where there is some. Raises ``UnknownFormat`` for a folder that
     is no zarr store.
     """
-    root = folder.fetch(MARKS)
+    root = folder.probe(MARKS)
     documents: dict[str, dict[str, Any]] = {}
     if "zarr.json" in root:
         document = _json(root["zarr.json"], folder, "zarr.json")

@@ -1,0 +1,401 @@
+"""zarr stores: what is absent and what may not be read, what is too large, which arrays belong together."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import resource
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+import loader
+from cachefs.client import connect
+from cachefs.errors import Changed, ConfigError, DataError, Denied, FormatError, NotFound
+from cachefs.shard import ObjectStat
+from loader.formats import Zarr, zarr_folder
+from loader.formats.abc import Mapped
+from loader.opening import ClientObjects
+
+zarr = pytest.importorskip("zarr")
+numcodecs = pytest.importorskip("numcodecs")
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(path: Path, rows: int = 10, *, version: int = 3, **options: Any) -> np.ndarray:
+    """A group with the array ``x`` of shape ``(rows, 3)``, four rows a chunk."""
+    values = np.arange(rows * 3, dtype="<i4").reshape(rows, 3)
+    group = zarr.open_group(path, mode="a", zarr_format=version)
+    group.create_array("x", shape=values.shape, dtype="i4", **{"chunks": (4, 3), **options})[...] = values
+    return values
+
+
+def values_of(samples: Any, name: str = "x") -> list[Any]:
+    return [sample[name].tolist() for sample in samples]
+
+
+class FakeObjects:
+    """A store in a dict, below ``mem://b/s``; ``fail`` says which error a key raises."""
+
+    def __init__(self, path: Path, *, listable: bool = True) -> None:
+        self.files = {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+        self.fail: dict[str, Exception] = {}
+        self.bound_to: tuple[str, int] | None = None
+        self.mapped: list[str] = []
+        self._listable = listable
+
+    def map(self, url: str, stat: ObjectStat | None = None) -> Mapped:
+        key = url.removeprefix("mem://b/s/")
+        self.mapped.append(key)
+        if key in self.fail:
+            raise self.fail[key]
+        if key not in self.files:
+            raise NotFound("no such key", url=url)
+        return Mapped(np.frombuffer(bytearray(self.files[key]), np.uint8))
+
+    def bound(self, url: str) -> tuple[str, int] | None:
+        return self.bound_to
+
+    def read(self, url: str) -> bytes:
+        return self.map(url).data.tobytes()
+
+    def stat(self, url: str) -> ObjectStat:
+        raise NotFound("no such key", url=url)
+
+    def list(self, folder: str) -> Sequence[ObjectStat]:
+        if not self._listable:
+            raise Denied("may not be listed", url=folder)
+        return [ObjectStat(f"{folder}/{key}", len(data), f"v{len(data)}") for key, data in sorted(self.files.items())]
+
+    def close(self) -> None:
+        pass
+
+    def rows(self, format: Zarr | None = None, **options: Any) -> list[Any]:
+        format = format or Zarr()
+        opened = format.open(self, "mem://b/s", **options)
+        return [format.read(opened.source, opened.index, i, "mem://b/s") for i in range(len(opened.index))]
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+@pytest.mark.parametrize("listable", [True, False])
+def test_only_what_is_absent_reads_as_the_fill_value(tmp_path: Path, compressors: Any, listable: bool) -> None:
+    values = write(tmp_path / "s", compressors=compressors, fill_value=-7)
+    zarr.consolidate_metadata(tmp_path / "s")
+    objects = FakeObjects(tmp_path / "s", listable=listable)
+    assert values_of(objects.rows()) == values.tolist()
+    del objects.files["x/c/1/0"]
+    values[4:8] = -7
+    assert values_of(objects.rows()) == values.tolist()
+    objects.files["x/c/1/0"] = b""
+    for error in (Denied("no right"), Changed("another version"), OSError("disk")):
+        objects.fail["x/c/1/0"] = error
+        with pytest.raises(type(error)):
+            objects.rows()
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_a_chunk_that_was_listed_and_is_gone_is_no_fill_value(tmp_path: Path, compressors: Any) -> None:
+    write(tmp_path / "s", compressors=compressors)
+    objects = FakeObjects(tmp_path / "s")
+    objects.fail["x/c/2/0"] = NotFound("gone")
+    with pytest.raises(Changed, match="gone now"):
+        objects.rows()
+
+
+def test_a_store_is_bound_as_a_whole(tmp_path: Path) -> None:
+    values = write(tmp_path / "s")
+    objects = FakeObjects(tmp_path / "s")
+    now = zarr_folder.bind("mem://b/s", objects.list("mem://b/s"))
+    objects.bound_to = (now.version, now.size)
+    assert values_of(objects.rows()) == values.tolist()
+    objects.files["x/c/9/0"] = b"added later"
+    assert values_of(objects.rows()) == values.tolist(), "as it was listed, in this process"
+    zarr_folder._seen.clear()
+    with pytest.raises(Changed, match="no longer the one"):
+        objects.rows()
+
+
+def test_a_local_store_that_changes_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path / "s")
+    ds = loader.ShardDataset(tmp_path / "s", batch_size=1)
+    assert len(ds) == 10
+    chunk = tmp_path / "s" / "x" / "c" / "1" / "0"
+    data = chunk.read_bytes()
+    chunk.unlink()
+    chunk.write_bytes(data + b"\0")
+    with pytest.raises(Changed):
+        list(ds)
+
+
+def test_without_the_right_to_list_consolidated_metadata_tells_the_arrays(tmp_path: Path) -> None:
+    values = write(tmp_path / "s", version=2)
+    objects = FakeObjects(tmp_path / "s", listable=False)
+    with pytest.raises(FormatError, match="right to list"):
+        objects.rows()
+    zarr.consolidate_metadata(tmp_path / "s")
+    objects = FakeObjects(tmp_path / "s", listable=False)
+    objects.fail["zarr.json"] = Denied("so a store answers for what is missing")
+    assert values_of(objects.rows()) == values.tolist()
+    document = json.loads(objects.files[".zmetadata"])
+    document["metadata"]["../../x/.zarray"] = document["metadata"].pop("x/.zarray")
+    objects.files[".zmetadata"] = json.dumps(document).encode()
+    with pytest.raises(FormatError, match=r"\.\./x"):
+        objects.rows()
+
+
+def test_parts_are_runs_of_whole_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loader.formats.zarr._PIECE_BYTES", 1)
+    values = write(tmp_path / "s", 30, chunks=(2, 3), shards=(6, 3))
+    group = zarr.open_group(tmp_path / "s", mode="a")
+    group.create_array("y", shape=(30,), chunks=(4,), dtype="i8")[...] = np.arange(30)
+    objects = FakeObjects(tmp_path / "s")
+    counts = Zarr().parts(objects, "mem://b/s")
+    assert counts == [6, 6, 6, 6, 6]
+    joined = []
+    for part in range(5):
+        objects.mapped.clear()
+        rows = objects.rows(part=part)
+        assert [key for key in objects.mapped if key.startswith("x/c")] == [f"x/c/{part}/0"]
+        joined += rows
+    assert values_of(joined) == values.tolist() and [s["y"] for s in joined] == list(range(30))
+    ds = loader.ShardDataset(tmp_path / "s", batch_size=4, drop_last=False, seed=3)
+    assert len(ds.manifest.shards) == 5
+    seen = sorted(int(y) for batch in ds.batched() for y in batch["y"])
+    assert seen == list(range(30))
+
+
+def test_small_chunks_are_read_several_at_a_time(tmp_path: Path) -> None:
+    write(tmp_path / "s", 50, chunks=(1, 3))
+    assert Zarr().parts(FakeObjects(tmp_path / "s"), "mem://b/s") == [50]
+
+
+def test_fields_that_nobody_asks_for_are_not_fetched(tmp_path: Path) -> None:
+    write(tmp_path / "s")
+    zarr.open_group(tmp_path / "s", mode="a").create_array("y", shape=(10,), chunks=(10,), dtype="i8")[...] = 1
+    objects = FakeObjects(tmp_path / "s")
+    opened = Zarr().open(objects, "mem://b/s")
+    assert set(Zarr().read(opened.source, opened.index, 0, "", frozenset({"y"}))) == {"y"}
+    assert not [key for key in objects.mapped if key.startswith("x/c")]
+
+
+def test_arrays_of_different_lengths_have_to_be_chosen(tmp_path: Path) -> None:
+    values = write(tmp_path / "s")
+    group = zarr.open_group(tmp_path / "s", mode="a")
+    group.create_array("names", shape=(4,), dtype="U3")[...] = ["a", "b", "cd", "e"]
+    group.create_array("scale", shape=(), dtype="f8")[...] = 2.5
+    with pytest.raises(FormatError, match=r"names has 4, x has 10.*arrays="):
+        loader.open_shard(tmp_path / "s")
+    assert values_of(loader.open_shard(tmp_path / "s", Zarr(arrays=("x",)))) == values.tolist()
+    assert [s["names"] for s in loader.open_shard(tmp_path / "s", Zarr(arrays=("names",)))] == ["a", "b", "cd", "e"]
+    with pytest.raises(FormatError, match=r"no array 'z'.*names, scale, x"):
+        loader.open_shard(tmp_path / "s", Zarr(arrays=("z",)))
+
+
+def test_a_lone_array_and_nested_groups(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "lone", shape=(3,), dtype="i2")[...] = [4, 5, 6]
+    assert [dict(s) for s in loader.open_shard(tmp_path / "lone")] == [{"data": 4}, {"data": 5}, {"data": 6}]
+    assert [s["data"] for s in loader.open_shard(tmp_path / "lone", Zarr(arrays=("data",)))] == [4, 5, 6]
+    group = zarr.open_group(tmp_path / "deep", mode="w")
+    group.create_group("a").create_array("b", shape=(2,), dtype="f4")[...] = [1, 2]
+    assert [dict(s) for s in loader.open_shard(tmp_path / "deep")] == [{"a/b": 1.0}, {"a/b": 2.0}]
+
+
+def test_a_store_without_rows_is_empty(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "s", shape=(0, 3), chunks=(1, 3), dtype="i2")
+    assert len(loader.open_shard(tmp_path / "s")) == 0
+    zarr.open_group(tmp_path / "g", mode="w")
+    with pytest.raises(FormatError, match="no array"):
+        loader.open_shard(tmp_path / "g")
+
+
+def test_strings_of_any_length(tmp_path: Path) -> None:
+    words = ["", "é" * 300, "three"]
+    zarr.create_array(tmp_path / "s", shape=(3,), chunks=(2,), dtype="str")[...] = np.array(words, dtype=object)
+    assert [s["data"] for s in loader.open_shard(tmp_path / "s")] == words
+    [batch] = loader.ShardDataset(tmp_path / "s", batch_size=3, shuffle=False).batched()
+    assert batch["data"] == words
+
+
+def test_pickles_are_not_read_unasked(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "s", mode="w", zarr_format=2)
+    group.create_array("x", shape=(2,), chunks=(2,), dtype="i4")[...] = [1, 2]
+    meta = tmp_path / "s" / "x" / ".zarray"
+    document = json.loads(meta.read_text())
+    document.update(dtype="|O", filters=[{"id": "pickle"}], fill_value=None)
+    meta.write_text(json.dumps(document))
+    chunk = numcodecs.Pickle().encode(np.array(["a", {"b": 1}], dtype=object))
+    compressor = numcodecs.get_codec(document["compressor"]) if document["compressor"] else None
+    (tmp_path / "s" / "x" / "0").write_bytes(compressor.encode(chunk) if compressor else chunk)
+    with pytest.raises(FormatError, match="allow_pickle"):
+        loader.open_shard(tmp_path / "s")
+
+
+def test_damage_costs_the_rows_of_its_piece_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loader.formats.zarr._PIECE_BYTES", 1)
+    values = write(tmp_path / "s", 12, compressors=[zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()])
+    chunk = tmp_path / "s" / "x" / "c" / "1" / "0"
+    data = bytearray(chunk.read_bytes())
+    data[-6] ^= 1
+    chunk.unlink()
+    chunk.write_bytes(data)
+    reader = loader.open_shard(tmp_path / "s")
+    for i in range(12):
+        if 4 <= i < 8:
+            with pytest.raises(FormatError, match="rows 4 to 8 of 'x'"):
+                reader[i]
+        else:
+            assert reader[i]["x"].tolist() == values[i].tolist()
+    with pytest.warns(loader.DataWarning):
+        ds = loader.ShardDataset(tmp_path / "s", batch_size=6, shuffle=False, on_error="skip")
+        assert len(list(ds)) == 12
+        assert ds.skipped == 4
+
+
+def _damaged(tmp_path: Path, data: bytes, key: str = "c/0/0") -> FormatError:
+    path = tmp_path / "s" / "x" / key
+    path.unlink()
+    path.write_bytes(data)
+    with pytest.raises(FormatError) as e:
+        loader.open_shard(tmp_path / "s")[0]
+    return e.value
+
+
+def test_a_zstd_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    write(tmp_path / "s")
+    assert "more than the" in str(_damaged(tmp_path, zstandard.compress(bytes(64 << 20))))
+    stream = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    unsized = stream.compress(bytes(64 << 20)) + stream.flush()
+    assert zstandard.frame_content_size(unsized) == -1
+    assert "more than the" in str(_damaged(tmp_path, unsized))
+
+
+@pytest.mark.parametrize(("at", "value"), [(4, 1 << 30), (4, -1), (12, 10_000), (12, 15), (8, 0), (8, -5)])
+def test_a_blosc_header_that_lies_is_not_believed(tmp_path: Path, at: int, value: int) -> None:
+    write(tmp_path / "s", compressors=zarr.codecs.BloscCodec())
+    data = bytearray((tmp_path / "s" / "x" / "c" / "0" / "0").read_bytes())
+    struct.pack_into("<i", data, at, value)
+    told = str(_damaged(tmp_path, bytes(data)))
+    assert "blosc header" in told or "more than" in told
+
+
+@pytest.mark.parametrize("codec", ["zlib", "gzip", "bz2", "lzma"])
+def test_bombs_of_streams_that_declare_nothing(tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loader.formats.zarr_guard._LARGE", 1 << 20)
+    write(tmp_path / "s", version=2, compressors=numcodecs.get_codec({"id": codec}))
+    bomb = numcodecs.get_codec({"id": codec}).encode(bytes(20 << 20))
+    assert "more than the" in str(_damaged(tmp_path, bytes(bomb), "0.0"))
+
+
+@pytest.mark.parametrize("index", [(1 << 40, 8), (0, 1 << 62), ((1 << 64) - 8, 100), (5, (1 << 64) - 3)])
+def test_a_shard_s_index_that_points_outside(tmp_path: Path, index: tuple[int, int]) -> None:
+    write(tmp_path / "s", chunks=(2, 3), shards=(4, 3))
+    data = bytearray((tmp_path / "s" / "x" / "c" / "0" / "0").read_bytes())
+    struct.pack_into("<QQ", data, len(data) - 4 - 32, *index)
+    assert "points past" in str(_damaged(tmp_path, bytes(data)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [1 << 61, 3]},
+        {"shape": [10, 1 << 50]},
+        {"shape": [10]},
+        {"shape": [-1, 3]},
+        {"shape": [True, 3]},
+        {"shape": "10"},
+        {"shape": None},
+        {"shape": [1] * 500},
+        {"chunk_grid": None},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 3]}}},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 50, 3]}}},
+        {"chunk_grid": {"name": "regular", "configuration": []}},
+        {"data_type": "float1024"},
+        {"data_type": {"name": "fixed_length_utf32", "configuration": {"length_bytes": 1 << 60}}},
+        {"codecs": []},
+        {"codecs": None},
+        {"codecs": [{"name": "no_such_codec"}]},
+        {"codecs": [{"name": "bytes"}, {"name": "zstd", "configuration": 5}]},
+        {"fill_value": "x"},
+        {"zarr_format": 4},
+    ],
+)
+def test_metadata_that_cannot_be(tmp_path: Path, change: dict[str, Any]) -> None:
+    write(tmp_path / "s")
+    meta = tmp_path / "s" / "x" / "zarr.json"
+    document = {**json.loads(meta.read_text()), **change}
+    meta.write_text(json.dumps(document))
+    with pytest.raises(FormatError) as e:
+        len(loader.ShardDataset(tmp_path / "s", batch_size=1))
+    assert "\n" not in str(e.value)
+
+
+def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        found.append((value, key))
+        _places(inner, found)
+    return found
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_any_value_in_the_metadata_may_be_nonsense(tmp_path: Path, version: int) -> None:
+    options: dict[str, Any] = {"shards": (4, 3), "chunks": (2, 3)} if version == 3 else {}
+    write(tmp_path / "s", version=version, **options)
+    objects = FakeObjects(tmp_path / "s")
+    [key] = [name for name in objects.files if name.startswith("x/") and name.endswith(("zarr.json", ".zarray"))]
+    document = json.loads(objects.files[key])
+    rng = random.Random(version)
+    nonsense = [None, -1, 0, 1, 7, 1 << 63, 1.5, "", "x", [], {}, [1, 2], True, "int64", "zstd", "|O", ">f8"]
+    for _ in range(300):
+        mutated = copy.deepcopy(document)
+        holder, at = rng.choice(_places(mutated, []))
+        holder[at] = rng.choice(nonsense)
+        objects.files[key] = json.dumps(mutated).encode()
+        try:
+            objects.rows()
+        except DataError as e:
+            assert "\n" not in str(e)
+
+
+def test_many_chunks_leave_no_descriptor_open(tmp_path: Path) -> None:
+    values = write(tmp_path / "s", 400, chunks=(1, 3), compressors=None)
+    values = np.concatenate([values])
+    script = (
+        "import resource, sys, loader\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))\n"
+        "shard = loader.open_shard(sys.argv[1])\n"
+        "assert sum(int(s['x'].sum()) for s in shard) == int(sys.argv[2])\n"
+    )
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 120
+    total = str(int(values.sum()))
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "s"), total], check=True, cwd=ROOT, timeout=100)
+
+
+@pytest.mark.parametrize("make", [lambda: Zarr(arrays=()), lambda: Zarr(arrays=["x"]), lambda: Zarr(arrays=(1,))])
+def test_options_that_make_no_sense(make: Callable[[], Zarr]) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_options_survive_a_manifest() -> None:
+    format = Zarr(arrays=("a", "b"), allow_pickle=True)
+    assert Zarr.from_options(json.loads(json.dumps(format.options()))) == format
+    assert hash(format) == hash(Zarr(arrays=("a", "b"), allow_pickle=True))
+
+
+def test_a_file_in_a_store_is_no_shard(tmp_path: Path) -> None:
+    write(tmp_path / "s")
+    objects = ClientObjects(connect(), {})
+    assert Zarr.beside(objects, str(tmp_path / "s")) == Zarr()
+    assert Zarr.beside(objects, str(tmp_path)) is None
+    with pytest.raises(DataError):
+        loader.open_shard(tmp_path / "s" / "x" / "c" / "0" / "0")
