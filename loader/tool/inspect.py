@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..formats import Format
     from .dataset import DataSet
 
+_MOST_ODD = 100
 _LOOK = 16
 """Samples that are looked at for their fields."""
 
@@ -36,6 +37,7 @@ def inspect(url: str, most: int, as_json: bool, **options: Any) -> None:
             rows = data.rows(advance)
         found = describe(data, rows)
     found["shard_table"] = found["shard_table"][:most]
+    found["odd"] = found["odd"][:_MOST_ODD]
     if as_json:
         click.echo(json.dumps(found))
     else:
@@ -121,7 +123,8 @@ def _show(found: dict[str, Any]) -> None:
     from cachefs.progress import human_bytes
 
     options = ", ".join(f"{name}={value!r}" for name, value in found["options"].items())
-    parts = "" if found["objects"] == found["shards"] else f" in {found['objects']} objects"
+    parts = "" if found["objects"] == found["shards"] else f" parts of {found['objects']} objects"
+    options = options if len(options) <= 100 else f"{options[:100]}..."
     for name, value in (
         ("url", found["url"]),
         ("format", f"{found['format']}{f' ({options})' if options else ''}"),

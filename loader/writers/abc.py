@@ -151,6 +151,13 @@ def as_bytes(value: Any) -> bytes | memoryview | None:
     return None
 
 
+def image_bytes(value: Any) -> bytes | memoryview | None:
+    """The file in an image as Hugging Face's tools store it, ``{bytes, path}``; ``None`` for any other value."""
+    if isinstance(value, dict) and value.keys() == {"bytes", "path"}:
+        return as_bytes(value["bytes"])
+    return None
+
+
 def column_names(first: Sequence[Placed], columns: Mapping[str, str]) -> list[str]:
     """Every field of these samples, in the order in which they appear. Raises for a column that none of them has."""
     names = list(dict.fromkeys(name for placed in first for name in placed.sample))

@@ -4,6 +4,7 @@
 Python, numpy                         encoding
 ====================================  =================================================================================
 ``bytes``, 1-D ``uint8`` array        ``bytes``
+``{bytes, path}``, an HF image        ``bytes``: the file; its path is left out
 ``str``                               ``str``
 ``int``                               ``int`` (int64); ``str_int`` where one of the first samples needs more
 ``float``                             ``float64``
@@ -13,7 +14,8 @@ array of such numbers                 ``ndarray:<dtype>`` with a shape for each 
 ``bool``, ``None``, list, dict        ``json``, and so is a column whose first samples mix numbers, text and these
 ====================================  =================================================================================
 
-MDS has no null and no missing field: ``None`` needs a ``json`` column, and a sample that lacks a column is refused.
+MDS has no null and no missing field: ``None`` needs a ``json`` column, and a sample that lacks a column is refused. In
+lists and dicts numpy numbers and arrays become JSON's numbers and lists; bytes are refused there.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from ..formats.mds_columns import make_column
-from .abc import as_bytes
+from .abc import as_bytes, image_bytes
 
 Encode = Callable[[Any], "bytes | memoryview"]
 
@@ -61,10 +63,15 @@ def choose(values: Sequence[Any]) -> str:
         return "json"
     if all(kind.startswith("ndarray:") for kind in kinds):
         return "ndarray"
+    if any(value is None for value in values):
+        there = ", ".join(sorted(kinds - {"json"})) or "json"
+        raise ValueError(f"null in a column of {there}: MDS has nulls in JSON only")
     raise ValueError(f"values of several kinds in one column: {', '.join(sorted(kinds))}")
 
 
 def _encoding_of(value: Any) -> str:
+    if image_bytes(value) is not None:
+        return "bytes"
     if value is None or isinstance(value, bool | np.bool_ | list | tuple | dict):
         return "json"
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.str_ | np.bytes_):
@@ -104,7 +111,7 @@ def encoder(encoding: str) -> Encode:
 
 
 def _bytes(value: Any) -> bytes | memoryview:
-    raw = as_bytes(value)
+    raw = image_bytes(value) if isinstance(value, dict) else as_bytes(value)
     if raw is None:
         raise ValueError(f"a {type(value).__name__} in a column of bytes")
     return raw
@@ -176,8 +183,10 @@ def json_value(value: Any, depth: int = 0) -> Any:
         raise ValueError(f"nested more than {_DEEPEST} deep")
     if value is None or isinstance(value, bool | int | float | str):
         return value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, np.bool_):
-        return bool(value)
+    if isinstance(value, np.bool_ | np.number):
+        return value.item()
+    if isinstance(value, np.ndarray) and depth and value.dtype.kind in "biuf" and as_bytes(value) is None:
+        return value.tolist()
     if isinstance(value, list | tuple):
         return [json_value(item, depth + 1) for item in value]
     if isinstance(value, dict):
@@ -185,7 +194,8 @@ def json_value(value: Any, depth: int = 0) -> Any:
             if not isinstance(key, str):
                 raise ValueError(f"JSON has no place for a key that is a {type(key).__name__}")
         return {key: json_value(item, depth + 1) for key, item in value.items()}
-    raise ValueError(f"JSON has no place for a {type(value).__name__}")
+    what = "bytes" if as_bytes(value) is not None else f"a {type(value).__name__}"
+    raise ValueError(f"JSON has no place for {what}")
 
 
 def _text_of(kind: type | tuple[type, ...], what: str) -> Encode:

@@ -4,6 +4,7 @@
 value                                  member
 =====================================  ================================================================================
 ``bytes``, 1-D ``uint8`` array         the bytes, under the field's own name
+``{bytes, path}``, an HF image         the file, its kind added to the name (``image.png``); its path is left out
 ``str``                                UTF-8; ``.txt`` is added unless the name ends in ``txt``, ``text`` ...
 whole number, name ends in ``cls`` ..  its digits
 other numbers, ``bool``, ``None``      JSON; ``.json`` is added unless the name ends in ``json``
@@ -23,17 +24,21 @@ from typing import Any
 import numpy as np
 
 from ..decode import plain_kind
-from .abc import as_bytes
+from .abc import as_bytes, image_bytes
+from .magic import guess
 from .mds_columns import json_value
 
 
 def member(name: str, value: Any) -> tuple[str, bytes | memoryview]:
     """What is behind the key in the member's name, and the member's bytes. Raises ``ValueError``."""
-    if not name or "/" in name or "\0" in name:
+    if "/" in name or "\0" in name:
         raise ValueError("no tar member's name can end so")
     raw = as_bytes(value)
     if raw is not None:
         return name, raw
+    image = image_bytes(value)
+    if image is not None:
+        return f"{name}.{guess(image) or 'bin'}", image
     last = name.rpartition(".")[2].lower()
     kind = plain_kind(last)
     if isinstance(value, str):

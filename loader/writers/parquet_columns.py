@@ -86,7 +86,7 @@ def choose(values: Sequence[Any]) -> ArrowColumn:
             return ArrowColumn(inferred)
     try:
         for value in there:
-            json_value(value)
+            json_value(value)  # refuses arrays
     except ValueError as e:
         raise ValueError(f"values that fit no one Arrow type ({', '.join(sorted(kinds))}): {e}") from e
     return ArrowColumn(pa.string(), text=True)

@@ -7,6 +7,7 @@ name that does (see :mod:`.members`). Members have fixed owners and times: the s
 from __future__ import annotations
 
 import gzip
+import re
 import tarfile
 from collections.abc import Sequence
 from typing import IO, cast
@@ -18,6 +19,8 @@ from .members import member
 
 _BLOCK = 512
 _END = bytes(20 * _BLOCK)
+_META = re.compile(r"__[^/]*__(?:$|/)")
+_NUMBER = "--keys number names samples by their number"
 
 
 class TarWriter(Writer):
@@ -47,6 +50,8 @@ class TarWriter(Writer):
                 suffix, data = member(name, value)
             except ValueError as e:
                 raise placed.refuse(name, e, hint="leave it out with --fields") from e
+            if _META.match(f"{key}.{suffix}"):
+                raise placed.refuse(name, f"readers pass over members like {f'{key}.{suffix}'!r}", hint=_NUMBER)
             if suffix.lower() in members:
                 raise placed.refuse(name, f"two members of one sample would be {suffix.lower()!r}")
             members[suffix.lower()] = (suffix, data)
@@ -72,16 +77,13 @@ class TarWriter(Writer):
         key = placed.sample.get("__key__") if self.options.keys == "keep" else None
         if key is None:
             return f"{placed.number:09d}"
-        hint = "--keys number names samples by their number"
         if not isinstance(key, str):
-            raise placed.refuse("__key__", f"a {type(key).__name__} can be no tar member's key", hint=hint)
+            raise placed.refuse("__key__", f"a {type(key).__name__} can be no tar member's key", hint=_NUMBER)
         base = key.rpartition("/")[2]
-        if not base or "." in base or "\0" in key or "\n" in key or key.startswith("/"):
-            raise placed.refuse("__key__", f"{key!r} can be no tar member's key", hint=hint)
-        if key.startswith("__") and key.partition("/")[0].endswith("__"):
-            raise placed.refuse("__key__", f"readers pass over keys like {key!r}", hint=hint)
+        if not key or "." in base or "\0" in key or "\n" in key or key.startswith("/"):
+            raise placed.refuse("__key__", f"{key!r} can be no tar member's key", hint=_NUMBER)
         if self._file is not None and key == self._key:
-            raise placed.refuse("__key__", f"{key!r} is the key of the sample before, too", hint=hint)
+            raise placed.refuse("__key__", f"{key!r} is the key of the sample before, too", hint=_NUMBER)
         return key
 
     def _open(self) -> IO[bytes]:

@@ -152,6 +152,8 @@ def test_tars_are_the_same_each_time_and_may_be_packed(tmp_path: Path) -> None:
         ({"__key__": "", "txt": "x"}, "can be no tar member's key"),
         ({"__key__": 5, "txt": "x"}, "a int can be no tar member's key"),
         ({"__key__": "__meta__/x", "txt": "x"}, "readers pass over"),
+        ({"__key__": "__x__", "txt": "x", "__y__": b"x"}, "field '__y__': readers pass over"),
+        ({"__key__": "k", "x": {"y": b"z"}}, "no place for bytes"),
         ({"__key__": "k"}, "no other field"),
         ({"__key__": "k", "a/b": b"x"}, "field 'a/b': no tar member's name"),
         ({"__key__": "k", "A": b"x", "a": b"x"}, "two members of one sample"),
@@ -164,6 +166,21 @@ def test_tars_refuse_what_would_be_lost(sample: dict[str, Any], says: str, tmp_p
     with pytest.raises(DataError, match=says):
         write("wds", tmp_path / "out", [sample])
     assert not (tmp_path / "out").exists()
+
+
+def test_an_image_of_a_hugging_face_data_set_becomes_its_file(tmp_path: Path) -> None:
+    png = b"\x89PNG\r\n\x1a\n rest"
+    samples = [
+        {"image": {"bytes": np.frombuffer(png, np.uint8), "path": "a.png"}, "odd": {"n": np.int64(i)}} for i in (1, 2)
+    ]
+    write("wds", tmp_path / "wds", samples)
+    assert [bytes(sample["image.png"]) for sample in read(tmp_path / "wds")] == [png, png]
+    assert write("mds", tmp_path / "mds", samples).columns == {"image": "bytes", "odd": "json"}
+    assert [(bytes(s["image"]), s["odd"]) for s in read(tmp_path / "mds")] == [(png, {"n": 1}), (png, {"n": 2})]
+    with pytest.raises(DataError, match="null in a column of bytes"):
+        write("mds", tmp_path / "no", [{"image": samples[0]["image"]}, {"image": None}])
+    with pytest.raises(DataError, match="sample 0, field 'image'"):
+        write("parquet", tmp_path / "no", [{"image": [np.zeros(2), b"x"]}])
 
 
 def test_neighbours_with_one_key_would_become_one_sample(tmp_path: Path) -> None:
