@@ -10,9 +10,14 @@ import numpy.typing as npt
 from .abc import Bytes, Damage, Ready
 from .arrow_pieces import Decoded, Fields, nothing
 from .packed import MOST
-from .parquet_footer import Footer
+from .parquet_footer import Chunk, Footer
+from .thrift import Reader, Wanted
 
 _BATCH = 1 << 16
+"""Rows that are decoded at a time."""
+_PAGE_HEADER = 128
+_PAGE: Wanted = {1: None, 2: None}
+_DICTIONARY_PAGE = 2
 
 
 class GroupReader:
@@ -74,7 +79,9 @@ class GroupReader:
             )
         batches = []
         size = 0
-        for batch in self._file.iter_batches(_BATCH, [number], names, use_threads=len(names) > 1):
+        for batch in self._file.iter_batches(
+            self._rows_at_a_time(number, names), [number], names, use_threads=len(names) > 1
+        ):
             size += batch.get_total_buffer_size()
             if size > MOST:
                 raise ValueError(f"it decompresses to more than {MOST} bytes")
@@ -83,6 +90,23 @@ class GroupReader:
         if found != wanted:
             raise ValueError(f"{found} rows, declared are {wanted}")
         return batches
+
+    def _rows_at_a_time(self, number: int, names: list[str]) -> int:
+        """So few that they cannot take much more memory than a row group may, whatever a dictionary holds: each of its
+        values may be as long as all of it, and be repeated for next to nothing."""
+        rows = _BATCH
+        for chunk in self._footer.groups[number].chunks:
+            if chunk.dictionary and chunk.column in names:
+                rows = min(rows, max(MOST // 2 // max(self._dictionary_size(chunk), 1), 1))
+        return rows
+
+    def _dictionary_size(self, chunk: Chunk) -> int:
+        header = self._data[chunk.start : min(chunk.start + _PAGE_HEADER, chunk.end)].tobytes()
+        page = Reader(header).struct(_PAGE)
+        size = page.get(2)
+        if page.get(1) != _DICTIONARY_PAGE or not isinstance(size, int) or size < 0:
+            raise ValueError("no dictionary where one should be")
+        return size
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -1,0 +1,232 @@
+"""Parquet: row groups as parts, projection by ranges, checksums, and footers that are checked before they are used."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import loader
+from cachefs.errors import FormatError
+from loader.formats import Parquet, parquet_groups
+from loader.formats.abc import Mapped, all_there
+from loader.formats.arrow_pieces import Pieces
+from loader.formats.parquet_footer import read_footer
+from loader.formats.thrift import Reader
+
+TABLE = pa.table({"n": range(10), "t": [f"text {i}" for i in range(10)], "b": [bytes([i]) * 50 for i in range(10)]})
+
+
+def written(table: Any = TABLE, size: int = 4, **options: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(table, out, row_group_size=size, **options)
+    return out.getvalue()
+
+
+def whole(data: bytes) -> np.ndarray[Any, Any]:
+    return np.frombuffer(bytearray(data), np.uint8)
+
+
+class Arriving:
+    """Objects of one shard whose bytes are zeros until they are asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self.there = whole(data)
+        self.data = np.zeros_like(self.there)
+        self.asked: list[tuple[int, int]] = []
+
+    def map(self, url: str) -> Mapped:
+        return Mapped(self.data, self.ready)
+
+    def ready(self, start: int, end: int) -> None:
+        self.asked.append((start, end))
+        self.data[start:end] = self.there[start:end]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not needed")
+
+
+class TestRanges:
+    # random bytes of this size make the file longer than the tail that is read for the footer
+    BIG = pa.table(
+        {
+            "n": range(1000),
+            "a.b": np.arange(1000.0),
+            "s": [{"x": i, "y": [i]} for i in range(1000)],
+            "b": [np.random.default_rng(i).bytes(1000) for i in range(1000)],
+        }
+    )
+
+    def test_counting_reads_the_footer_alone(self) -> None:
+        objects = Arriving(written(self.BIG, 300))
+        assert Parquet().parts(objects, "x") == [300, 300, 300, 100]
+        assert min(start for start, _ in objects.asked) >= len(objects.data) - (64 << 10)
+
+    @pytest.mark.parametrize("names", [{"n"}, {"a.b", "s"}, {"s"}, {"n", "b"}])
+    def test_a_part_waits_for_the_columns_wanted(self, names: set[str]) -> None:
+        objects = Arriving(written(self.BIG, 300))
+        opened = Parquet().open(objects, "x", part=1)
+        del objects.asked[:]
+        sample = Parquet().read(opened.source, opened.index, 5, "x", frozenset(names))
+        assert set(sample) == names
+        for name in names:
+            assert repr(sample[name]) == repr(loaded(self.BIG, 305)[name])
+        group = read_footer(objects.there, "x", all_there).groups[1]
+        assert objects.asked == [(chunk.start, chunk.end) for chunk in group.chunks if chunk.column in names]
+
+    def test_no_column_is_wanted(self) -> None:
+        objects = Arriving(written())
+        opened = Parquet().open(objects, "x", part=2)
+        assert len(opened.index) == 2
+        assert Parquet().read(opened.source, opened.index, 1, "x", frozenset(["__key__"])) == {}
+
+
+def loaded(table: Any, i: int) -> Any:
+    data = whole(written(table))
+    index = Parquet().index(data, "x")
+    return Parquet().read(Parquet().source(data, index), index, i, "x")
+
+
+class TestParts:
+    def test_row_groups_are_shards_of_a_data_set(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.parquet"
+        path.write_bytes(written())
+        ds = loader.ShardDataset(path, batch_size=1, seed=3)
+        assert ds.manifest.counts.tolist() == [4, 4, 2]
+        assert sorted(int(sample["n"]) for sample in ds) == list(range(10))
+
+    def test_a_part_that_is_none(self) -> None:
+        with pytest.raises(FormatError, match="has 3 row groups, not 8"):
+            Parquet().open(Arriving(written()), "x", part=7)
+
+    def test_an_index_survives_pickling(self) -> None:
+        index = pickle.loads(pickle.dumps(Parquet().index(whole(written()), "x")))
+        assert len(index) == 10 and index.counts.tolist() == [4, 4, 2]
+
+    def test_pieces_kept_are_bounded(self) -> None:
+        data = whole(written())
+        index = Parquet().index(data, "x")
+        source = Parquet().source(data, index)
+        decoded: list[int] = []
+        inner = source._decode
+
+        def counting(piece: int, *rest: Any) -> Any:
+            decoded.append(piece)
+            return inner(piece, *rest)
+
+        for kept, times in ((1 << 20, 3), (1, 5)):
+            del decoded[:]
+            pieces = Pieces(index.starts, counting, index.offsets, kept)
+            for i in (0, 4, 1, 5, 8):
+                assert pieces.read(i, None, "x")["n"] == i
+            assert len(decoded) == times
+
+    def test_a_nested_column_whose_name_another_begins_with(self) -> None:
+        table = pa.table({"a": [{"b": 1}], "a.b": ["text"], "ab": [2]})
+        data = whole(written(table))
+        index = Parquet().index(data, "x")
+        read = Parquet().read
+        for name, value in (("a", {"b": 1}), ("a.b", "text"), ("ab", 2)):
+            assert read(Parquet().source(data, index), index, 0, "x", frozenset([name])) == {name: value}
+
+
+class TestDamage:
+    def test_a_page_that_is_changed_fails_its_checksum(self) -> None:
+        data = bytearray(written(compression="none", use_dictionary=False, write_page_checksum=True))
+        data[data.index(b"text 5")] ^= 1
+        index = Parquet().index(whole(data), "x")
+        source = Parquet().source(whole(data), index)
+        assert Parquet().read(source, index, 0, "x")["t"] == "text 0"
+        for i in range(4, 8):
+            with pytest.raises(FormatError, match=rf"at byte \d+: column 't' of sample {i}: row group 1"):
+                Parquet().read(source, index, i, "x")
+        # the other columns of the row group are whole
+        assert Parquet().read(source, index, 5, "x", frozenset(["n", "b"]))["n"] == 5
+        assert Parquet().read(source, index, 9, "x")["t"] == "text 9"
+        with pytest.raises(FormatError, match="row group 1"):
+            Parquet().columns(source, index, np.arange(10), "x")
+
+    def test_damaged_groups_are_skipped(self, tmp_path: Path) -> None:
+        data = bytearray(written(compression="none", use_dictionary=False, write_page_checksum=True))
+        data[data.index(b"text 5")] ^= 1
+        path = tmp_path / "x.parquet"
+        path.write_bytes(data)
+        ds = loader.ShardDataset(path, batch_size=5, shuffle=False, on_error="skip")
+        assert [int(sample["n"]) for sample in ds] == [0, 1, 2, 3, 3, 8, 8, 8, 8, 9]
+
+    def test_a_file_that_is_cut(self) -> None:
+        data = written()
+        for size in range(0, len(data), 7):
+            with pytest.raises(FormatError, match=r"^x at byte"):
+                Parquet().index(whole(data[:size]), "x")
+
+    def test_a_text_that_is_none_harms_its_own_sample(self) -> None:
+        data = bytearray(written(compression="none", use_dictionary=False, write_statistics=False))
+        data[data.index(b"text 5")] = 0xFF
+        index = Parquet().index(whole(data), "x")
+        source = Parquet().source(whole(data), index)
+        assert Parquet().read(source, index, 4, "x")["t"] == "text 4"
+        with pytest.raises(FormatError, match="column 't' of sample 5"):
+            Parquet().read(source, index, 5, "x")
+
+    @pytest.mark.parametrize(
+        ("table", "text"),
+        [
+            (pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two columns are called 'a'"),
+        ],
+    )
+    def test_tables_that_no_sample_can_be_made_of(self, table: Any, text: str) -> None:
+        with pytest.raises(FormatError, match=text):
+            Parquet().index(whole(written(table)), "x")
+
+    def test_encrypted_files_are_told(self) -> None:
+        data = written()
+        for magic in (b"PARE",):
+            sealed = whole(magic + data[4:-4] + magic)
+            assert Parquet.matches(sealed[:4096].tobytes(), sealed)
+            with pytest.raises(FormatError, match="encrypted"):
+                Parquet().index(sealed, "x")
+
+    def test_columns_in_other_files_are_told(self, tmp_path: Path) -> None:
+        collected: list[Any] = []
+        pq.write_table(TABLE, tmp_path / "x.parquet", metadata_collector=collected)
+        collected[0].set_file_path("x.parquet")
+        pq.write_metadata(TABLE.schema, tmp_path / "_metadata", metadata_collector=collected)
+        with pytest.raises(FormatError, match="another file"):
+            loader.open_shard(tmp_path / "_metadata")
+
+    def test_a_value_repeated_without_end_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A dictionary's one long value again and again: a few kilobytes that decode to gigabytes."""
+        monkeypatch.setattr(parquet_groups, "MOST", 64 << 20)
+        column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1 << 16, np.int32)), [b"x" * (1 << 16)])
+        data = written(pa.table({"a": column}), 1 << 20, compression="zstd", store_schema=False, write_statistics=False)
+        assert len(data) < 10_000
+        index = Parquet().index(whole(data), "x")
+        before = pa.default_memory_pool().max_memory()
+        with pytest.raises(FormatError, match="more than"):
+            Parquet().read(Parquet().source(whole(data), index), index, 0, "x")
+        assert pa.default_memory_pool().max_memory() < before + (256 << 20)
+
+
+class TestThrift:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"\x18\xff\xff\xff\xff\x0f",  # a string of four gigabytes
+            b"\x19\xfc\xff\xff\xff\xff\x0f",  # a list of as many structures
+            b"\x1c" * 100,  # structures within structures
+            b"\x15" + b"\xff" * 20,  # a number without end
+            b"\x1d\x00",  # a type that is none
+            b"\x19",
+        ],
+    )
+    def test_what_is_none_is_an_error(self, data: bytes) -> None:
+        for wanted in ({}, {1: {1: None}}):
+            with pytest.raises(ValueError, match=r"cut off|items|without end|64 bits|type"):
+                Reader(data).struct(wanted)
