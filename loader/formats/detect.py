@@ -14,6 +14,7 @@ _ENOUGH = 1 << 20
 """Bytes that hold the first block of any compressed file."""
 _PACKED = {"gz": "a gzip", "zstd": "a Zstandard", "bz2": "a bzip2", "xz": "an xz"}
 _OTHERS = {
+    b"\xde\xc0\xef\xbe": "LMDB's lock file; open the data.mdb beside it",
     b"\x89HDF\r\n": "HDF5, which is not read",
     b"SQLite format 3": "SQLite, which is not read",
     b"PK\x03\x04": "a zip archive that is no npz, which is not read",

@@ -5,10 +5,10 @@ records in the order of a cursor of the ``lmdb`` package.
 
 On purpose different from opening the database with liblmdb: no lock file is made or needed, so a read-only folder
 works; nothing has to be opened again after a fork; a cut or damaged file is an error and not a signal; values are views
-into private writable memory that stay valid without a transaction; one writer's later commits are not seen, as for any
-shard. Also different: records that tell how many samples there are (``length``, ``num-samples``, ``__len__``) are not
-samples, and the pairs of text recognition sets (``image-000000001`` and ``label-000000001``) are one sample each; both
-can be switched off.
+into private writable memory that stay valid without a transaction. There is no transaction, so nobody may write to the
+database while it is read; one that changed is told from its size and time stamp as any shard is. Also different:
+records that tell how many samples there are (``length``, ``num-samples``, ``__len__``) are not samples, and the pairs
+of text recognition sets (``image-000000001`` and ``label-000000001``) are one sample each; both can be switched off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from cachefs.errors import ConfigError, FormatError
 from ..sample import Sample
 from .abc import Bytes, Format, Ready, SampleIndex, all_there
 from .lmdb_keys import Grouping, bookkeeping, group, key_bytes, spelled
-from .lmdb_pages import BIG, DUP, DUPSORT, INTEGER_KEYS, SUB, TREE_SIZE, Pages, Records, Tree, is_lmdb, overflow_fault
+from .lmdb_meta import TREE_SIZE, Tree, is_lmdb
+from .lmdb_pages import BIG, DUP, DUPSORT, INTEGER_KEYS, SUB, Pages, Records, overflow_fault
 
 _KEY, _VALUE = "__key__", "value"
 
@@ -141,13 +142,14 @@ class Lmdb(Format):
         names = [spelled(key) for key in key_bytes(pages.data, main.only(inner))]
         if self.database is None and len(names) > 1:
             raise ConfigError(
-                f"{pages.url}: holds {len(names)} databases and no records beside them",
+                f"holds {len(names)} databases and no records beside them",
+                url=pages.url,
                 hint=f"choose one: formats.Lmdb(database={names[0]!r}); there are {', '.join(map(repr, names[:20]))}",
             )
         name = names[0] if self.database is None else self.database
         if name not in names:
             known = ", ".join(map(repr, names[:20])) or "none"
-            raise ConfigError(f"{pages.url}: has no database {name!r}", hint=f"there are: {known}")
+            raise ConfigError(f"has no database {name!r}", url=pages.url, hint=f"there are: {known}")
         place = inner[names.index(name)]
         at, size = int(main.at[place]), int(main.size[place])
         if at < 0 or size != TREE_SIZE:

@@ -1,11 +1,11 @@
-"""The page format of LMDB: the meta pages, and the walk of one B+ tree to the places of all its records.
+"""The page format of LMDB: the walk of one B+ tree to the places of all its records.
 
-Learned from the structures that ``mdb.c`` documents. A file is an array of pages. Pages 0 and 1 are meta pages, the one
-with the higher transaction number holds: it names the roots of the trees of free pages (not needed for reading) and of
-the main database. A page begins with its number, a word of padding, flags, and the bounds of its free space; then the
-offsets of its nodes follow. A node is the low and high half of a size, flags and the size of its key (2 bytes each),
-then the key and the data. In a branch the first three are a page number instead. Data that is too long for a leaf lies
-in overflow pages, and the node holds the number of the first. All numbers are little-endian.
+Learned from the structures that ``mdb.c`` documents. A file is an array of pages. The first two are meta pages
+(:mod:`.lmdb_meta`), which name the root of the main database. A page begins with its number, a word of padding, flags,
+and the bounds of its free space; then the offsets of its nodes follow. A node is the low and high half of a size, flags
+and the size of its key (2 bytes each), then the key and the data. In a branch the first three are a page number
+instead. Data that is too long for a leaf lies in overflow pages, and the node holds the number of the first. All
+numbers are little-endian.
 
 A whole level of the tree is decoded at once, in numpy: indexing a million records takes no million steps of Python.
 Every number is checked against the file before it is followed, and no page is visited twice, so a damaged tree ends in
@@ -16,49 +16,28 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import FormatError, UnknownFormat
+from cachefs.errors import FormatError
 
 from .abc import Bytes
+from .lmdb_meta import META, TREE_SIZE, Tree, newest_meta
 
 Ints = npt.NDArray[np.int64]
 
-MAGIC = b"\xde\xc0\xef\xbe"
-VERSION = 1
 HEADER = 16
 NODE = 8
-_META_SIZE = 152
-_BRANCH, _LEAF, OVERFLOW, _META, _LEAF2 = 0x01, 0x02, 0x04, 0x08, 0x20
+_BRANCH, _LEAF, OVERFLOW, _LEAF2 = 0x01, 0x02, 0x04, 0x20
 BIG, SUB, DUP = 0x01, 0x02, 0x04
 """Flags of a node: its data lies in overflow pages; is a tree; stands for several values."""
 DUPSORT, INTEGER_KEYS = 0x04, 0x08
 """Flags of a database."""
 _EMPTY = (1 << 64) - 1
 _DEEPEST = 32
-_SMALLEST_PAGE, _LARGEST_PAGE = 256, 32768
 _AT_ONCE = 2048
-_TREE = struct.Struct("<IHHQQQQQ")
-
-
-class Tree(NamedTuple):
-    """The description of one B+ tree: a database, or the values of one key."""
-
-    flags: int
-    depth: int
-    entries: int
-    root: int
-
-    @classmethod
-    def parse(cls, raw: bytes) -> Tree:
-        _, flags, depth, _, _, _, entries, root = _TREE.unpack(raw)
-        return cls(flags, depth, entries, root)
-
-
-TREE_SIZE = _TREE.size
 
 
 @dataclass(slots=True)
@@ -92,11 +71,11 @@ class Pages:
     def __init__(self, data: Bytes, url: str) -> None:
         self.data = data
         self.url = url
-        self.size = _page_size(data, url)
-        metas = [_meta(data, number * self.size, self.size, url) for number in (0, 1)]
-        self.main, last, _ = max(metas, key=lambda meta: meta[2])
+        found = newest_meta(data, url)
+        self.main = found.main
+        self.size = found.page_size
+        self.declared = found.pages
         there = len(data) // self.size
-        self.declared = last + 1
         self.count = min(self.declared, there)
         self.words: npt.NDArray[np.uint16] = data[: there * self.size].view("<u2")
         self._seen = np.zeros(self.count, np.bool_)
@@ -173,7 +152,7 @@ class Pages:
         """The file offsets of all nodes of these pages, and the offset of the page that each is on."""
         head = pages * (self.size // 2)
         flags, lower, upper = (self.words[head + k].astype(np.int64) for k in (5, 6, 7))
-        self._demand(flags & (_BRANCH | _LEAF | OVERFLOW | _META | _LEAF2) == kind, pages, "is of another kind")
+        self._demand(flags & (_BRANCH | _LEAF | OVERFLOW | META | _LEAF2) == kind, pages, "is of another kind")
         self._demand(
             (lower >= HEADER) & (lower % 2 == 0) & (lower <= upper) & (upper <= self.size), pages, "has wrong bounds"
         )
@@ -251,46 +230,3 @@ def overflow_fault(data: Bytes, at: int, size: int, page_size: int) -> str | Non
 
 def _ints(count: int) -> Ints:
     return np.zeros(count, np.int64)
-
-
-def is_lmdb(data: Bytes) -> bool:
-    """Whether the bytes begin with a meta page, of any version and word size."""
-    head = data[:20].tobytes()
-    return head[16:20] in (MAGIC, MAGIC[::-1]) or (head[12:16] == MAGIC and head[6] & _META != 0)
-
-
-def _page_size(data: Bytes, url: str) -> int:
-    head = data[:_META_SIZE].tobytes()
-    if len(head) < _META_SIZE:
-        raise FormatError(f"{len(head)} bytes are too few for a meta page of LMDB", url=url, offset=0)
-    if head[16:20] != MAGIC:
-        if head[12:16] == MAGIC:
-            raise UnknownFormat("an LMDB file of a 32-bit machine, which is not read", url=url, hint=_COPY)
-        if head[16:20] == MAGIC[::-1]:
-            raise UnknownFormat("an LMDB file of a big-endian machine, which is not read", url=url, hint=_COPY)
-        raise FormatError("no meta page of LMDB", url=url, offset=0)
-    size = int.from_bytes(head[40:44], "little")
-    if size & (size - 1) or not _SMALLEST_PAGE <= size <= _LARGEST_PAGE:
-        raise FormatError(f"declares pages of {size} bytes", url=url, offset=40)
-    if len(data) < 2 * size:
-        raise FormatError(f"{len(data)} bytes do not hold two pages of {size}: cut off", url=url, offset=len(data))
-    return size
-
-
-_COPY = "mdb_dump there and mdb_load here copy it"
-
-
-def _meta(data: Bytes, at: int, page_size: int, url: str) -> tuple[Tree, int, int]:
-    """The main database, the last page's number and the transaction's number, of the meta page at ``at``."""
-    raw = data[at : at + _META_SIZE].tobytes()
-    magic, version = raw[16:20], int.from_bytes(raw[20:24], "little")
-    if magic != MAGIC or not int.from_bytes(raw[10:12], "little") & _META:
-        raise FormatError("a meta page is damaged", url=url, offset=at)
-    if version != VERSION:
-        raise UnknownFormat(f"LMDB's data version {version}; version {VERSION} is read", url=url)
-    if int.from_bytes(raw[40:44], "little") != page_size:
-        raise FormatError("the meta pages name different page sizes", url=url, offset=at + 40)
-    last, transaction = struct.unpack("<QQ", raw[136:152])
-    if last < 1 or last >= 1 << 47:
-        raise FormatError(f"declares {last + 1} pages", url=url, offset=at + 136)
-    return Tree.parse(raw[88:136]), last, transaction

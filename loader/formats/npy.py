@@ -18,7 +18,7 @@ from cachefs.errors import ConfigError, FormatError
 
 from ..sample import Sample
 from .abc import Bytes, Format, Ready, SampleIndex, all_there
-from .npy_header import MAGIC, MOST, NpyHeader, read_header, rows_of, value_of
+from .npy_header import MAGIC, MOST, NpyHeader, read_header, rows_of, value_at
 from .windows import WindowOptions, Windows
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -96,7 +96,7 @@ class Npy(WindowOptions, Format):
         for name, array in source.items():
             if fields is None or name in fields:
                 try:
-                    sample[name] = value_of(array[i])
+                    sample[name] = value_at(array, i)
                 except ValueError as e:
                     raise FormatError(f"field {name!r} of sample {i}: {e}", url=url) from e
         return sample

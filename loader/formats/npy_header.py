@@ -115,21 +115,27 @@ def _is_shape(shape: Any) -> bool:
     return whole and len(shape) <= 32 and math.prod(n for n in shape if n) < 1 << 62
 
 
-def rows_of(array: npt.NDArray[Any], which: npt.NDArray[np.int64]) -> Any:
-    """Some rows as a new array, or as a list of values where a tensor cannot hold them."""
-    if array.dtype.kind in "biufc":
-        return array[which]
-    return [value_of(element) for element in array[which]]
-
-
-def value_of(element: Any) -> Any:
-    """One row of an array as a sample's value.
+def value_at(array: npt.NDArray[Any], i: int) -> Any:
+    """Row ``i`` of an array as a sample's value.
 
     An array stays a view. A single number is a numpy scalar, so that its dtype is kept; a truth value, text and bytes
-    are Python's own; a record is a ``dict``.
+    are Python's own; a record is a ``dict``. Raises ``ValueError`` for text with code points that do not exist, of
+    which numpy itself would make a broken ``str``.
     """
-    if isinstance(element, np.void) and element.dtype.names is not None:
-        return {name: value_of(element[name]) for name in element.dtype.names}
-    if isinstance(element, np.bool_ | np.str_ | np.bytes_):
-        return element.item()
-    return element
+    if array.ndim > 1:
+        return array[i]
+    dtype = array.dtype
+    if dtype.names is not None:
+        return {name: value_at(array[name], i) for name in dtype.names}
+    if dtype.kind == "U":
+        codes = array[i : i + 1].astype(dtype.newbyteorder("<"), copy=False).tobytes()
+        return codes.decode("utf-32-le", "surrogatepass").rstrip("\0")
+    return array[i].item() if dtype.kind in "bS" else array[i]
+
+
+def rows_of(array: npt.NDArray[Any], which: npt.NDArray[np.int64]) -> Any:
+    """Some rows as a new array, or as a list of values where a tensor cannot hold them. Raises ``ValueError``."""
+    if array.dtype.kind in "biufc":
+        return array[which]
+    chosen = array[which]
+    return [value_at(chosen, i) for i in range(len(chosen))]

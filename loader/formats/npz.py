@@ -19,7 +19,7 @@ from cachefs.errors import ConfigError, FormatError
 
 from ..sample import Sample
 from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
-from .npy_header import MOST, NpyHeader, read_header, rows_of, value_of
+from .npy_header import MOST, NpyHeader, read_header, rows_of, value_at
 from .zip_members import DEFLATED, MAGIC, Member, content_of, head_of, members
 
 _SUFFIX = ".npy"
@@ -153,7 +153,7 @@ class Npz(Format):
         for name in index.arrays:
             if fields is None or name in fields:
                 try:
-                    sample[name] = value_of(source.get(name, url)[i])
+                    sample[name] = value_at(source.get(name, url), i)
                 except ValueError as e:
                     raise FormatError(f"field {name!r} of sample {i}: {e}", url=url) from e
         return sample

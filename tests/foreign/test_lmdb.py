@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import loader
-from cachefs.errors import ConfigError, FormatError
+from cachefs.errors import ConfigError, FormatError, UnknownFormat
 from loader import formats
 from loader.testing import mapped_at
 from tests.foreign.test_foreign_shards import DATA, check_samples, expected
@@ -102,6 +102,8 @@ def test_a_lock_file_is_no_shard(tmp_path: Path) -> None:
     folder = written(tmp_path / "db", [(b"a", b"1"), (b"b", b"2")])
     assert sorted(os.listdir(folder)) == ["data.mdb", "lock.mdb"]
     assert records(loader.open_shard(folder)) == records(loader.ShardDataset(folder, batch_size=1, shuffle=False))
+    with pytest.raises(UnknownFormat, match=r"lock file; open the data\.mdb"):
+        loader.open_shard(folder / "lock.mdb")
     written(tmp_path / "set" / "one", [(b"a", b"1")])
     written(tmp_path / "set" / "two", [(b"b", b"2")])
     both = loader.ShardDataset(tmp_path / "set", batch_size=1, shuffle=False)
@@ -154,6 +156,27 @@ def test_a_database_that_was_changed_often(tmp_path: Path) -> None:
                 else:
                     transaction.put(b"%d" % key, rng.bytes(int(rng.integers(0, 6000))))
         assert records(loader.open_shard(folder)) == cursor(folder)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_copy_of_a_database(tmp_path: Path, compact: bool) -> None:
+    folder = written(tmp_path / "db", [(b"%04d" % i, b"x" * (i * 31 % 7000)) for i in range(200)])
+    written(folder, [(b"%04d" % i, b"y" * (i * 17 % 7000)) for i in range(0, 200, 3)])
+    (tmp_path / "copy").mkdir()
+    with lmdb.open(str(folder), readonly=True) as env:
+        env.copy(str(tmp_path / "copy"), compact=compact)
+    assert records(loader.open_shard(tmp_path / "copy")) == cursor(folder)
+
+
+@pytest.mark.parametrize("options", [{"writemap": True}, {"writemap": True, "map_async": True}, {"sync": False}])
+def test_ways_of_writing(tmp_path: Path, options: dict[str, bool]) -> None:
+    pairs = [(b"%04d" % i, b"x" * (i * 31 % 7000)) for i in range(200)]
+    with lmdb.open(str(tmp_path / "db"), map_size=1 << 26, **options) as env:
+        for first in range(0, 200, 40):
+            with env.begin(write=True) as transaction:
+                transaction.cursor().putmulti(pairs[first : first + 40], append=True)
+        env.sync(True)
+    assert records(loader.open_shard(tmp_path / "db")) == pairs
 
 
 def test_an_empty_database(tmp_path: Path) -> None:

@@ -273,6 +273,22 @@ def test_declared_sizes_are_not_believed(tmp_path: Path) -> None:
         loader.open_shard(tmp_path / "bomb.npz")
 
 
+@pytest.mark.parametrize("code", [0xFFFFFFFF, 0x110000])
+def test_text_that_is_none_is_told(tmp_path: Path, code: int) -> None:
+    path = saved(tmp_path / "a.npy", np.array(["ab", "cd", "ef"]))
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-16] + code.to_bytes(4, "little") + raw[-12:])
+    shard = loader.open_shard(path)
+    assert shard[0]["value"] == "ab" and shard[2]["value"] == "ef"
+    with pytest.raises(FormatError, match="'value' of sample 1"):
+        shard[1]
+    with pytest.raises(FormatError, match="no text"):
+        list(loader.ShardDataset(path, batch_size=3).batched())
+    good = loader.ShardDataset(path, batch_size=3, on_error="skip", shuffle=False)
+    with pytest.warns(loader.DataWarning):
+        assert [s["value"] for s in good] == ["ab", "ab", "ef"] and good.skipped == 1
+
+
 def test_an_epoch_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.npz", x=np.arange(40).reshape(10, 4))
     digest = hashlib.sha256(path.read_bytes()).digest()

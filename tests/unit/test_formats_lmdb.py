@@ -12,7 +12,8 @@ import pytest
 
 from cachefs.errors import ConfigError, FormatError, UnknownFormat
 from loader.formats import Lmdb, detect_bytes
-from loader.formats.lmdb_pages import HEADER, MAGIC
+from loader.formats.lmdb_meta import MAGIC
+from loader.formats.lmdb_pages import HEADER
 
 lmdb = pytest.importorskip("lmdb")
 PAGE = 4096
