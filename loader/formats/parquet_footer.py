@@ -32,13 +32,11 @@ _REPEATED = 2
 
 
 class Chunk(NamedTuple):
-    """One column's pages in one row group: bytes ``start .. end``. ``column``: the field it belongs to;
-    ``dictionary``: whether it begins with a dictionary."""
+    """One column's pages in one row group: bytes ``start .. end``. ``column``: the field it belongs to."""
 
     column: str
     start: int
     end: int
-    dictionary: bool
 
 
 class Group(NamedTuple):
@@ -145,8 +143,7 @@ def _group(described: dict[int, Any], number: int, leaves: list[_Leaf], end: int
         described_column = column[3]
         values, raw, stored = (described_column[key] for key in (5, 6, 7))
         start, dictionary = described_column[9], described_column.get(11, 0)
-        has_dictionary = 0 < dictionary < start
-        start = dictionary if has_dictionary else start
+        start = dictionary if 0 < dictionary < start else start
         if rows and not (len(MAGIC) <= start <= start + stored <= end):
             raise ValueError(f"{where} lies outside the file: bytes {start} to {start + stored}")
         if not (values == rows or (leaf.repeated and rows <= values <= _MOST_ROWS)):
@@ -154,5 +151,5 @@ def _group(described: dict[int, Any], number: int, leaves: list[_Leaf], end: int
         if not 0 <= raw <= MOST:
             raise ValueError(f"{where} decompresses to {raw} bytes, more than {MOST}")
         size += raw
-        chunks.append(Chunk(leaf.column, start, start + stored, has_dictionary))
+        chunks.append(Chunk(leaf.column, start, start + stored))
     return Group(rows, min((chunk.start for chunk in chunks), default=0), size, tuple(chunks))

@@ -15,7 +15,7 @@ from .thrift import Reader, Wanted
 
 _BATCH = 1 << 16
 """Rows that are decoded at a time."""
-_PAGE_HEADER = 128
+_PAGE_HEADER = 64 << 10
 _PAGE: Wanted = {1: None, 2: None}
 _DICTIONARY_PAGE = 2
 
@@ -96,17 +96,19 @@ class GroupReader:
         values may be as long as all of it, and be repeated for next to nothing."""
         rows = _BATCH
         for chunk in self._footer.groups[number].chunks:
-            if chunk.dictionary and chunk.column in names:
+            if chunk.column in names:
                 rows = min(rows, max(MOST // 2 // max(self._dictionary_size(chunk), 1), 1))
         return rows
 
     def _dictionary_size(self, chunk: Chunk) -> int:
+        """What the dictionary that a column's pages may begin with decompresses to."""
         header = self._data[chunk.start : min(chunk.start + _PAGE_HEADER, chunk.end)].tobytes()
-        page = Reader(header).struct(_PAGE)
+        try:
+            page = Reader(header).struct(_PAGE)
+        except ValueError:
+            return MOST  # not known; most likely pyarrow will say why
         size = page.get(2)
-        if page.get(1) != _DICTIONARY_PAGE or not isinstance(size, int) or size < 0:
-            raise ValueError("no dictionary where one should be")
-        return size
+        return size if page.get(1) == _DICTIONARY_PAGE and isinstance(size, int) else 0
 
 
 def _errors() -> tuple[type[Exception], ...]:
