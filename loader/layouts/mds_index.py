@@ -36,9 +36,20 @@ def mds_layout(folder: Folder) -> Found | None:
         rows = read_mds_index(folder.read(item.url), item.url, optional=folder.format is None)
         if rows is not None:
             indexes.append((item.url, rows))
+    indexes = _without_merged(indexes)
     if not indexes:
         return None
     return mds_found(indexes, dict(folder.by_url), folder.client, folder.format or Mds())
+
+
+def _without_merged(indexes: list[tuple[str, list[MdsListing]]]) -> list[tuple[str, list[MdsListing]]]:
+    """The indexes without those of folders whose shards an index further up names already (``merge_index``)."""
+    covered: set[str] = set()
+    for url, rows in indexes:
+        folder = url.rpartition("/")[0]
+        below = {name.rpartition("/")[0] for row in rows for name in row.names}
+        covered |= {f"{folder}/{part}" for part in below if part}
+    return [(url, rows) for url, rows in indexes if url.rpartition("/")[0] not in covered]
 
 
 def mds_found(
