@@ -124,6 +124,7 @@ def _walk(data: Bytes, url: str, ready: Ready) -> Iterator[npt.NDArray[Any]]:
     view = data.data
     dtype = offset_dtype(size)
     length_at = _length_at
+    words = np.ndarray((max(size - _TAIL + 1, 0),), "<u4", data, 0, (1,))  # at each byte, whatever its alignment
     at = there = number = last = 0
     dense = False
     while at < size:
@@ -153,8 +154,7 @@ def _walk(data: Bytes, url: str, ready: Ready) -> Iterator[npt.NDArray[Any]]:
         offsets = np.array(begins, np.int64)
         lengths = np.append(np.diff(offsets) - _FRAME, 0).astype(np.uint64)
         lengths[-1] = at - last - _FRAME
-        sums = data[offsets[:, None] + np.arange(8, _HEAD)].view("<u4")[:, 0]
-        wrong = np.flatnonzero(masked_lengths(lengths) != sums)
+        wrong = np.flatnonzero(masked_lengths(lengths) != words[offsets + 8])
         if len(wrong):
             which = int(wrong[0])
             raise FormatError(
