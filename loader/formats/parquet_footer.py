@@ -78,8 +78,8 @@ def read_footer(data: Bytes, url: str, ready: Ready) -> Footer:
     ready(start, size)
     try:
         return _parsed(Reader(data[start : size - 8].tobytes()).struct(_FILE), start)
-    # what is missing is a KeyError, what is of another kind than it must be a TypeError or AttributeError
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    # what is missing is a KeyError, what is of another kind than it must be a TypeError, AttributeError or IndexError
+    except (ValueError, LookupError, TypeError, AttributeError) as e:
         what = f"{e} is missing" if isinstance(e, KeyError) else str(e)
         raise FormatError(f"the footer is damaged: {what}", url=url, offset=start) from e
 

@@ -39,15 +39,17 @@ class Reader:
         return found
 
     def _value(self, kind: int, wanted: Wanted | None, deep: int, *, inline: bool = False) -> Any:
+        if kind in (_LIST, _SET):
+            count, item = self._list_head()
+            return [self._value(item, wanted, deep + 1) for _ in range(count)]
+        if (kind == _STRUCT) != (wanted is not None):
+            raise ValueError(f"a field of type {kind} where another is due")
         if kind in _INTEGERS:
             return self._zigzag()
         if kind == _BINARY:
             return self._take(self._varint())
-        if kind == _STRUCT:
-            return self.struct(wanted or {}, deep + 1)
-        if kind in (_LIST, _SET):
-            count, item = self._list_head()
-            return [self._value(item, wanted, deep + 1) for _ in range(count)]
+        if wanted is not None:
+            return self.struct(wanted, deep + 1)
         if kind in (_TRUE, _FALSE):
             return kind == _TRUE if inline else self._byte() == _TRUE
         self._skip(kind, deep, inline=inline)

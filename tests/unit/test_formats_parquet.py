@@ -227,6 +227,6 @@ class TestThrift:
         ],
     )
     def test_what_is_none_is_an_error(self, data: bytes) -> None:
-        for wanted in ({}, {1: {1: None}}):
+        for wanted in ({}, {1: {1: None}}, {1: None}):
             with pytest.raises(ValueError, match=r"cut off|items|without end|64 bits|type"):
                 Reader(data).struct(wanted)
