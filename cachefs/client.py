@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from . import protocol
 from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
-from .connection import Connection
+from .connection import Connection, unexpected
 from .errors import Changed
 from .forklock import ForkLock
 from .local import LocalShard, list_folder, read_file, stat_file
 from .objstore.url import parse_url
 from .protocol import EntryInfo, Evicted
-from .remote import RemoteShard, fetch_into, unexpected
+from .remote import RemoteShard, fetch_into
 from .session import Session
 from .shard import FillingView, ObjectStat, Shard
 from .waiting import OpenArgs

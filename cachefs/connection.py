@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import math
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .clock import SYSTEM_CLOCK, Clock
-from .errors import DaemonUnavailable, Denied, ProtocolMismatch
+from .errors import CacheError, DaemonUnavailable, Denied, ProtocolMismatch
+from .frames import FD_FLAGS, FD_SPACE, FrameBuffer, received_fds
 from .protocol import (
     VERSIONS,
     Failed,
-    FrameBuffer,
     Hello,
     Opened,
     Payload,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 _RECEIVE = 64 * 1024
-_MAX_FDS = 8
 _RETIRE_SECONDS = 5.0
 
 
@@ -61,16 +60,18 @@ class Connection:
         self.settled = True
         """Every reply was read to its end, so that another request may be sent; otherwise only ``close`` is left."""
 
-    def send(self, request: Request, *, timeout: float) -> None:
-        """Raises :class:`Lost`, :class:`NotAnswered` when the daemon reads nothing for ``timeout`` seconds.
+    def send(self, request: Request, *, timeout: float, fds: Sequence[int] = ()) -> None:
+        """Send a request, with descriptors that stay the caller's.
 
+        Raises :class:`Lost`, :class:`NotAnswered` when the daemon reads nothing for ``timeout`` seconds.
         Here and below a moment :attr:`until` that is nearer, or has passed, ends the call as well.
         """
         frame = encode(request)
         self.settled = False
         self._bound(timeout)
         try:
-            self._sock.sendall(frame)
+            sent = socket.send_fds(self._sock, [frame], fds) if fds else 0
+            self._sock.sendall(memoryview(frame)[sent:])
         except TimeoutError as e:
             raise _silent(timeout) from e
         except OSError as e:
@@ -105,12 +106,12 @@ class Connection:
         while (body := self._frames.next_frame()) is None:
             self._bound(timeout)
             try:
-                data, ancillary, flags, _ = self._sock.recvmsg(_RECEIVE, _FD_SPACE, _FD_FLAGS)
+                data, ancillary, flags, _ = self._sock.recvmsg(_RECEIVE, FD_SPACE, FD_FLAGS)
             except TimeoutError as e:
                 raise _silent(timeout) from e
             except OSError as e:
                 raise Lost from e
-            fds += _descriptors(ancillary)
+            fds += received_fds(ancillary)
             self._cut |= bool(flags & _CUT)
             if not data:
                 raise Lost
@@ -167,8 +168,6 @@ class Connection:
         self.close()
 
 
-_FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * struct.calcsize("i")) if hasattr(socket, "CMSG_SPACE") else 0
-_FD_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _CUT = getattr(socket, "MSG_CTRUNC", 0)
 
 
@@ -218,12 +217,9 @@ def _check_owner(sock: socket.socket, path: Path) -> None:
         raise Denied(f"the daemon there belongs to another user (uid {uid})", url=str(path), hint=_OTHER_SOCKET)
 
 
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return fds.tolist()
+def unexpected(reply: Reply) -> CacheError:
+    """The error for a reply that does not belong to the request."""
+    return CacheError(f"the daemon answered with {type(reply).__name__}", hint="use one nearflash version for both")
 
 
 def _silent(timeout: float) -> NotAnswered:

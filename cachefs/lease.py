@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 from . import protocol
+from .attachments import MOST_BYTES
 from .bitmap import BitmapReader
+from .connection import Connection, unexpected
 from .errors import NearflashError
 from .session import Session
 
@@ -34,6 +36,31 @@ class Lease:
         """Up to where every byte from ``start`` on can be read."""
         missing = self.first_missing(start, self._size)
         return self._size if missing is None else max(start, missing * self.chunk_size)
+
+    def attachment(self, name: str, until: float) -> tuple[bool, bytes | None]:
+        """Whether the daemon knows the lease, and what is attached to the entry under this name, if anything.
+
+        Raises ``Expired`` at ``until``.
+        """
+
+        def receive(connection: Connection, seconds: float) -> tuple[bool, bytes | None]:
+            reply, _ = connection.receive(timeout=seconds)
+            if isinstance(reply, protocol.Payload) and reply.size <= MOST_BYTES:
+                data = bytearray(reply.size)
+                connection.receive_payload(memoryview(data), timeout=seconds)
+                return True, bytes(data)
+            if not isinstance(reply, protocol.Attached):
+                raise unexpected(reply)
+            return reply.known, None
+
+        return self.session.exchange(protocol.Attachment(self.number, name), receive, until=until)
+
+    def attach(self, name: str, fd: int, until: float) -> bool:
+        """Attach a sealed file's bytes if the cache takes them; False if the daemon does not know the lease."""
+        reply, _ = self.session.call(protocol.Attach(self.number, name), until=until, fds=(fd,))
+        if not isinstance(reply, protocol.Attached):
+            raise unexpected(reply)
+        return reply.known
 
     def close(self) -> None:
         """Close the files; the lease goes back with the session's next request. Idempotent."""

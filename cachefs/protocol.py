@@ -1,16 +1,15 @@
 """What client and daemon say to each other over the control socket.
 
 A frame is a 4-byte little-endian length and one msgpack map; the field ``t`` names the message. A client sends one
-request at a time on a connection and reads its reply; :class:`Release` has none. Descriptors (data, bitmap) travel
-with the bytes of :class:`Opened`. After :class:`Payload` follow ``size`` raw bytes outside any frame.
+request at a time on a connection and reads its reply; :class:`Release` has none. Descriptors travel with the bytes of
+:class:`Opened` (data, bitmap) and :class:`Attach` (what to attach). After :class:`Payload` follow ``size`` raw bytes
+outside any frame.
 
 :class:`Hello` and its replies must stay readable by every version: fields may be added with defaults, never changed.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -18,15 +17,13 @@ import msgspec
 from . import errors
 from .config import Origin
 from .errors import CacheError, ConfigError, NearflashError
+from .frames import frame
 from .shard import ObjectStat
 
-VERSIONS = (1,)
+VERSIONS = (2,)
 """Protocol versions that this code speaks, newest first."""
-MAX_FRAME = 4 << 20
-"""Bytes; a longer frame is garbage. Lists are sent in pages of :data:`PAGE_ITEMS`."""
 PAGE_ITEMS = 1000
-
-_LENGTH = struct.Struct("<I")
+"""Lists are sent in pages of this many, to fit into frames."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -91,6 +88,20 @@ class Release(msgspec.Struct, frozen=True, tag_field="t", tag="release"):
     """Give back leases; no reply, unknown ones are ignored. An empty list only tells that replies were read."""
 
     leases: list[int]
+
+
+class Attachment(msgspec.Struct, frozen=True, tag_field="t", tag="attachment"):
+    """What is attached to a leased entry under this name: :class:`Payload`, or :class:`Attached` if there is none."""
+
+    lease: int
+    name: str
+
+
+class Attach(msgspec.Struct, frozen=True, tag_field="t", tag="attach"):
+    """Attach the bytes of the one descriptor that comes along, a sealed file, to a leased entry."""
+
+    lease: int
+    name: str
 
 
 class Prefetch(msgspec.Struct, frozen=True, tag_field="t", tag="prefetch"):
@@ -158,6 +169,13 @@ class Waited(msgspec.Struct, frozen=True, tag_field="t", tag="waited"):
     known: bool = True
 
 
+class Attached(msgspec.Struct, frozen=True, tag_field="t", tag="attached"):
+    """Whether something of that name is attached now; ``known`` as in :class:`Waited`."""
+
+    there: bool
+    known: bool = True
+
+
 class Payload(msgspec.Struct, frozen=True, tag_field="t", tag="payload"):
     size: int
 
@@ -208,8 +226,9 @@ class Failed(msgspec.Struct, frozen=True, tag_field="t", tag="failed"):
         return kind(self.what, url=self.url, offset=self.offset, hint=self.hint)
 
 
-Request = Hello | Open | Wait | Fetch | Release | Prefetch | List | Stat | Entries | Evict | Stats | Stop
-Reply = Welcome | Opened | Waited | Payload | Done | StatPage | EntryPage | Evicted | StatsReply | Failed
+OfLease = Wait | Release | Attachment | Attach
+Request = Hello | Open | OfLease | Fetch | Prefetch | List | Stat | Entries | Evict | Stats | Stop
+Reply = Welcome | Opened | Waited | Attached | Payload | Done | StatPage | EntryPage | Evicted | StatsReply | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -224,9 +243,7 @@ def encode(message: Request | Reply) -> bytes:
         body = _encoder.encode(message)
     except UnicodeEncodeError as e:
         raise ConfigError("a URL that is not valid unicode", url=ascii(e.object)) from e
-    if len(body) > MAX_FRAME:
-        raise ConfigError(f"a message of {len(body)} bytes; at most {MAX_FRAME} fit into one")
-    return _LENGTH.pack(len(body)) + body
+    return frame(body)
 
 
 def decode_request(body: bytes) -> Request:
@@ -244,39 +261,3 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise CacheError(f"a message that cannot be read: {e}") from e
-
-
-class FrameBuffer:
-    """Cuts a byte stream into frames; what is left over stays for the next bytes."""
-
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self._limit = limit
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._bytes += data
-
-    def frames(self) -> Iterator[bytes]:
-        """Complete frames' bodies so far. Raises :class:`CacheError` for a length beyond the limit."""
-        while (body := self.next_frame()) is not None:
-            yield body
-
-    def next_frame(self) -> bytes | None:
-        """The next complete frame's body, or ``None``."""
-        if len(self._bytes) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._bytes)
-        if length > self._limit:
-            raise CacheError(f"a frame of {length} bytes; at most {self._limit} are allowed")
-        end = _LENGTH.size + length
-        if len(self._bytes) < end:
-            return None
-        body = bytes(self._bytes[_LENGTH.size : end])
-        del self._bytes[:end]
-        return body
-
-    def take_raw(self, most: int) -> bytes:
-        """Up to ``most`` bytes that are left over, outside any frame."""
-        raw = bytes(self._bytes[:most])
-        del self._bytes[:most]
-        return raw

@@ -7,10 +7,12 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from . import protocol
+from .attachments import MOST_BYTES, check_name
 from .bitmap import BitmapReader
-from .connection import Connection
+from .connection import Connection, unexpected
 from .errors import CacheError, CacheFull, DeadlineExceeded, DiskFault, NearflashError
 from .filling import Arrivals, Source
 from .lease import Lease
@@ -19,14 +21,20 @@ from .maps import follows_file, private_map
 from .passthrough import PassThrough
 from .progress import human_bytes
 from .redaction import redact
+from .sealed import sealed_file
 from .session import REPLY_MARGIN, Expired, Session
 from .shard import FillingView, Shard
 from .waiting import OpenArgs, Watch
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _LAST_WORD = 0.1
 """Seconds beyond the deadline for the reply of a daemon that waits until the deadline itself; without them every wait
 that ends by its deadline would cost the connection, too."""
 
+_TRIES = 2
+"""How often an entry is asked for what need not succeed: once more after the object was opened anew."""
 _MORE_ROOM = "raise NEARFLASH_QUOTA, or NEARFLASH_PASSTHROUGH_BYTES if the memory is there"
 
 log = logging.getLogger("cachefs")
@@ -76,6 +84,29 @@ class RemoteShard(Shard):
     def fileno(self) -> int:
         self._check_open()
         return self._source.fd
+
+    def attachment(self, name: str) -> bytes | None:
+        check_name(name, self.url)
+        found: list[bytes | None] = [None]
+
+        def ask(lease: Lease, until: float) -> bool:
+            known, found[0] = lease.attachment(name, until)
+            return known
+
+        self._at_entry(ask, "reading an attachment of it")
+        return found[0]
+
+    def attach(self, name: str, data: Buffer) -> None:
+        check_name(name, self.url)
+        self._check_open()
+        if memoryview(data).nbytes > MOST_BYTES:
+            return
+
+        def ask(lease: Lease, until: float) -> bool:
+            with sealed_file(data) as fd:
+                return lease.attach(name, fd, until)
+
+        self._at_entry(ask, "attaching to it")
 
     def close(self) -> None:
         if self._closed:
@@ -158,6 +189,21 @@ class RemoteShard(Shard):
         self._settle(reply)
         self._replace(source)
 
+    def _at_entry(self, ask: Callable[[Lease, float], bool], doing: str) -> None:
+        """Ask something that need not succeed of the entry's daemon; opens the object again if that is a new one."""
+        self._check_open()
+        session = self._session()
+        until = math.inf if self._args.deadline is None else session.clock.monotonic() + self._args.deadline
+        try:
+            with system_calls(doing, self.url):
+                for _ in range(_TRIES):
+                    source = self._source
+                    if not isinstance(source, Lease) or (source.session is session and ask(source, until)):
+                        return
+                    self._open(until)
+        except (NearflashError, Expired) as e:
+            log.debug("%s: %s failed: %s", redact(self.url), doing, e)
+
     def _settle(self, opened: protocol.Opened) -> None:
         """Bind the shard to the version that was opened first; later openings ask for exactly that one."""
         self.size = opened.size
@@ -203,8 +249,3 @@ def fetch_into(session: Session, request: protocol.Fetch, target: memoryview, *,
         connection.receive_payload(target, timeout=seconds)
 
     session.exchange(request, receive, until=until)
-
-
-def unexpected(reply: protocol.Reply) -> CacheError:
-    """The error for a reply that does not belong to the request."""
-    return CacheError(f"the daemon answered with {type(reply).__name__}", hint="use one nearflash version for both")

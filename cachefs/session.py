@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from . import protocol
@@ -65,9 +65,14 @@ class Session:
         return first
 
     def call(
-        self, request: protocol.Request, *, timeout: float | None = None, until: float = math.inf
+        self,
+        request: protocol.Request,
+        *,
+        timeout: float | None = None,
+        until: float = math.inf,
+        fds: Sequence[int] = (),
     ) -> tuple[protocol.Reply, list[int]]:
-        """One request, one reply; the descriptors that come with it are the caller's.
+        """One request, one reply; the descriptors that go with it, and those that come, are the caller's.
 
         ``timeout`` is how long the daemon may be silent before it counts as hung (default: its own deadline for
         requests to the origin, and a margin). Raises :class:`NotAnswered` then, and what the daemon answers.
@@ -78,7 +83,7 @@ class Session:
         def receive(connection: Connection, seconds: float) -> tuple[protocol.Reply, list[int]]:
             return connection.receive(timeout=seconds)
 
-        return self.exchange(request, receive, timeout=timeout, until=until)
+        return self.exchange(request, receive, timeout=timeout, until=until, fds=fds)
 
     def exchange(
         self,
@@ -87,18 +92,24 @@ class Session:
         *,
         timeout: float | None = None,
         until: float = math.inf,
+        fds: Sequence[int] = (),
     ) -> T:
         """Send a request and let ``receive(connection, seconds)`` read all of its reply; again if the daemon dies."""
         seconds = self._settings.request_deadline + REPLY_MARGIN if timeout is None else timeout
         try:
-            return self._exchange(request, receive, seconds, until)
+            return self._exchange(request, receive, seconds, until, fds)
         except DaemonUnavailable as e:
             if self.clock.monotonic() >= until - _ROUNDING:
                 raise Expired from e
             raise
 
     def _exchange(
-        self, request: protocol.Request, receive: Callable[[Connection, float], T], seconds: float, until: float
+        self,
+        request: protocol.Request,
+        receive: Callable[[Connection, float], T],
+        seconds: float,
+        until: float,
+        fds: Sequence[int],
     ) -> T:
         began, tries = self.clock.monotonic(), 0
         while True:
@@ -107,7 +118,7 @@ class Session:
             connection.until = until
             try:
                 self._flush(connection)
-                connection.send(request, timeout=seconds)
+                connection.send(request, timeout=seconds, fds=fds)
                 return receive(connection, seconds)
             except Lost as e:
                 self.drop_connections()

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .attachments import check_name
 from .errors import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
+
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,26 @@ class Shard(ABC):
 
         Call it after :meth:`wait`: a wait that outlives a restart of the daemon may go on with another file.
         """
+
+    def attachment(self, name: str) -> bytes | None:
+        """What was attached to this object in the cache under this name, by this or another process; or ``None``.
+
+        Names are 1 to 64 characters of ``a-z 0-9 . -``: put into them all that the bytes depend on besides the object.
+        What cannot be read, or is damaged, is not there. Local files and objects past the cache have no attachments.
+        """
+        check_name(name, self.url)
+        self.fileno()  # raises where the shard is closed
+        return None
+
+    def attach(self, name: str, data: Buffer) -> None:
+        """Keep bytes made from this object beside it in the cache, for as long as the cache holds this version of it.
+
+        Best effort: without room, on a faulty disk, or without a daemon nothing is kept, and nothing raised. At most
+        64 MiB are kept, and eight attachments of one object; the first of a name stays. All bytes of the object need
+        not have arrived yet.
+        """
+        check_name(name, self.url)
+        self.fileno()
 
     @abstractmethod
     def close(self) -> None:

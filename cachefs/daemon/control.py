@@ -14,6 +14,7 @@ from typing import TypeVar
 from .. import protocol
 from ..clock import Clock
 from ..errors import CacheError, NearflashError, ProtocolMismatch
+from ..flash import Entry
 from ..metrics import Metrics
 from ..protocol import PAGE_ITEMS
 from .engine import Engine
@@ -168,6 +169,10 @@ class ControlServer:
         match request:
             case protocol.Wait():
                 await wire.send(await self._wait(session, request))
+            case protocol.Attachment(lease, name):
+                await self._attachment(wire, session.entry(lease), name)
+            case protocol.Attach(lease, name):
+                await wire.send(await self._attach(session.entry(lease), name, wire.take_fd()))
             case protocol.Release(leases):
                 self.sessions.release(session, leases)
             case protocol.Fetch(url, version, size, start, end):
@@ -220,13 +225,32 @@ class ControlServer:
         return number
 
     async def _wait(self, session: Session, request: protocol.Wait) -> protocol.Waited:
-        opening = session.leases.get(request.lease)
-        if opening is None or opening.holding is None:
+        opening, entry = session.leases.get(request.lease), session.entry(request.lease)
+        if opening is None or entry is None:
             return protocol.Waited(False, 0, known=False)
-        entry = opening.holding.entry
         seconds = min(_WAIT_SECONDS, max(0.0, request.seconds))
         progress = await self._engine.wait(entry, opening.source, request.first, request.stop, seconds)
         return protocol.Waited(progress.done, progress.present, known=not progress.superseded)
+
+    async def _attachment(self, wire: Wire, entry: Entry | None, name: str) -> None:
+        if entry is None:
+            await wire.send(protocol.Attached(False, known=False))
+            return
+        async with self._engine.attachments.read(entry, name) as data:
+            if data is None:
+                await wire.send(protocol.Attached(False))
+            else:
+                await wire.send(protocol.Payload(len(data)))
+                await wire.send_raw(data)
+
+    async def _attach(self, entry: Entry | None, name: str, fd: int) -> protocol.Attached:
+        try:
+            if entry is None:
+                return protocol.Attached(False, known=False)
+            return protocol.Attached(await self._engine.attachments.keep(entry, name, fd))
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
     async def _list(self, wire: Wire, session: Session, url: str, *, delimiter: bool, cached: bool) -> None:
         listing = self._engine.list_folder(url, session.access, delimiter=delimiter, cached=cached)

@@ -8,6 +8,8 @@ COUNTERS = (
     "fills",
     "fill_bytes",
     "fill_failures",
+    "flash_attached",
+    "flash_bad_attachments",
     "flash_bad_chunks",
     "flash_created",
     "flash_disk_faults",

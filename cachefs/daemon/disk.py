@@ -121,6 +121,20 @@ class Disk:
         store = self._store
         return 0 if store is None else await self.short(_cached_bytes, store, key)
 
+    async def attachment_bytes(self, entry: Entry, name: str) -> int | None:
+        """About how large an attachment is; ``None`` if there is none."""
+        store = self._store
+        return None if store is None else await self.short(store.attachments.size, entry, name)
+
+    async def attachment(self, entry: Entry, name: str) -> bytes | None:
+        store = self._store
+        return None if store is None else await self.bulk(store.attachments.read, entry, name)
+
+    async def attach(self, entry: Entry, name: str, data: Callable[[], bytes]) -> bool:
+        """Attach what ``data`` gives, called in a thread. Raises :class:`CacheFull` or :class:`DiskFault`."""
+        store = self._store
+        return False if store is None else await self.bulk(lambda: store.attachments.keep(entry, name, data()))
+
     async def entries(self) -> list[EntryInfo]:
         store = self._store
         return [] if store is None else await self.short(store.entries)

@@ -16,6 +16,7 @@ from ..metrics import Metrics
 from ..objstore.abc import ObjectMeta
 from ..objstore.url import ObjectUrl, parse_url
 from ..shard import ObjectStat
+from .attachments import Attachments
 from .chunkqueue import Tier
 from .disk import Disk
 from .fetch import Fetcher, Superseded
@@ -74,6 +75,7 @@ class Engine:
         self.fetcher = Fetcher(disk, self._transfers, metrics, log, clock, settings.request_deadline)
         self._holdings = Holdings(disk, clock)
         self._unsent = Room(settings.transfer_bytes)
+        self.attachments = Attachments(disk, self._unsent, log)
         self._bypassing: type[CacheError] | None = None
 
     @property

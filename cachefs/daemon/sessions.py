@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..config import Origin
 from ..errors import CacheError
+from ..flash import Entry
 from .engine import Engine, Opening
 from .origins import Access
 
@@ -20,6 +21,11 @@ class Session:
     access: Access = field(repr=False)
     connections: int = 0
     leases: dict[int, Opening] = field(default_factory=dict)
+
+    def entry(self, lease: int) -> Entry | None:
+        """The cache entry of a lease; ``None`` for one that this daemon never gave."""
+        opening = self.leases.get(lease)
+        return None if opening is None or opening.holding is None else opening.holding.entry
 
 
 class Sessions:

@@ -11,10 +11,11 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CacheError
-from ..protocol import FrameBuffer, Reply, Request, decode_request, encode
+from ..frames import FD_FLAGS, FD_SPACE, FrameBuffer, received_fds
+from ..protocol import Attach, Reply, Request, decode_request, encode
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -29,6 +30,14 @@ class ClientGone(Exception):
     """A reply could not be sent: the client closed the connection, died, or does not read. Its connection ends."""
 
 
+class Arrived(NamedTuple):
+    """A request that waits to be received, the bytes it takes, and the descriptor that came with it, or -1."""
+
+    request: Request
+    size: int
+    fd: int
+
+
 class Wire:
     """A connected non-blocking socket. ``on_gone`` is called once, when the client closed it, died, or sent garbage.
 
@@ -41,7 +50,9 @@ class Wire:
         self._on_gone = on_gone
         self._send_timeout = send_timeout
         self._frames = FrameBuffer()
-        self._requests: deque[tuple[Request, int]] = deque()
+        self._requests: deque[Arrived] = deque()
+        self._fds: list[int] = []
+        self._fd = -1
         self._waiting_bytes = 0
         self._waiting: asyncio.Future[None] | None = None
         self._reading = True
@@ -55,19 +66,25 @@ class Wire:
     @property
     def unanswered(self) -> list[Request]:
         """Requests that arrived and were not received yet."""
-        return [request for request, _ in self._requests]
+        return [arrived.request for arrived in self._requests]
 
     async def receive(self) -> Request:
         """The next request. One caller at a time; cancelled by its owner when the client is gone."""
         while not self._requests:
             self._waiting = self._loop.create_future()
             await self._waiting
-        request, size = self._requests.popleft()
+        self._close_fds(self.take_fd())
+        request, size, self._fd = self._requests.popleft()
         self._waiting_bytes -= size
         if not self._reading and not self._ended and not self._full:
             self._reading = True
             self._loop.add_reader(self._sock, self._readable)
         return request
+
+    def take_fd(self) -> int:
+        """The descriptor that came with the request that was received last, now the caller's; -1 if there is none."""
+        fd, self._fd = self._fd, -1
+        return fd
 
     async def send(self, reply: Reply, fds: Sequence[int] = ()) -> None:
         """Send one reply with descriptors (which stay the caller's).
@@ -124,6 +141,8 @@ class Wire:
         self._ended = True
         self._loop.remove_reader(self._sock)
         self._sock.close()
+        self._close_fds(self.take_fd(), *self._fds, *(arrived.fd for arrived in self._requests))
+        self._fds.clear()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -142,28 +161,40 @@ class Wire:
 
     def _readable(self) -> None:
         try:
-            data = self._sock.recv(_RECEIVE)
+            data, ancillary, _, _ = self._sock.recvmsg(_RECEIVE, FD_SPACE, FD_FLAGS)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as e:
             self._gone(f"reading failed: {e}")
             return
+        self._fds += received_fds(ancillary)
         if not data:
             self._gone("")
             return
         try:
             self._frames.feed(data)
             for body in self._frames.frames():
-                self._requests.append((decode_request(body), len(body)))
+                request = decode_request(body)
+                fd = self._fds.pop(0) if isinstance(request, Attach) and self._fds else -1
+                self._requests.append(Arrived(request, len(body), fd))
                 self._waiting_bytes += len(body)
         except CacheError as e:
             self._gone(e.what)
+            return
+        if len(self._fds) > 1:  # of a request that is still on its way there is one at most
+            self._gone("descriptors that belong to no request")
             return
         if self._full:
             self._reading = False
             self._loop.remove_reader(self._sock)
         if self._requests and self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
+
+    @staticmethod
+    def _close_fds(*fds: int) -> None:
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
     def _died(self) -> None:
         self._gone("")  # its socket may live on in a child that inherited it

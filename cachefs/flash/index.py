@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import CacheError
@@ -24,8 +24,9 @@ class Slot:
     """One entry's files, or one file to be removed.
 
     ``file`` is the data file's name in ``place``, ``meta_place`` where the sidecar is, ``charge`` the bytes it is
-    accounted for. ``leases`` are readers' rights, ``pins`` operations under way in this process; with either it is not
-    evicted. ``last_use`` and ``stamped`` (what the disk knows of it) in seconds since the epoch.
+    accounted for, of which ``attached`` has its attachments' part, by name, oldest first. ``leases`` are readers'
+    rights, ``pins`` operations under way in this process; with either it is not evicted. ``last_use`` and ``stamped``
+    (what the disk knows of it) in seconds since the epoch.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Slot:
     pins: int = 0
     dropping: bool = False
     entry: Entry | None = None
+    attached: dict[str, int] = field(default_factory=dict)
 
     @property
     def in_use(self) -> bool:
@@ -93,6 +95,11 @@ class Index:
     def touch(self, slot: Slot, now: float) -> None:
         slot.last_use = now
         self.live.move_to_end(slot.name)
+
+    def attach(self, slot: Slot, name: str, charge: int) -> None:
+        """An attachment is there. The ledger has its space already, or gets it from the caller."""
+        slot.attached[name] = charge
+        slot.charge += charge
 
     def forget(self, slot: Slot) -> None:
         """The slot's files are gone: credit its space."""

@@ -7,11 +7,14 @@
     <cache_dir>/nearflash-v1/entries/     <name>.data, <name>.meta    published
     <cache_dir>/nearflash-v1/filling/     <name>.data, <name>.meta    being filled
     <cache_dir>/nearflash-v1/dying/       <name>.<8 hex>.data         evicted, perhaps still mapped by somebody
+    <cache_dir>/nearflash-v1/attached/    <name>.<attachment>.att     beside an entry, published or filling
+    <cache_dir>/nearflash-v1/attached/    <name>.<attachment>.new     being written
 
-``<name>`` is 40 hexadecimal digits made from endpoint, URL and version, so no part of a URL becomes a path. A layout of
-another version lives in a tree of another name and is not looked at. Only regular files with these names are ever
-renamed or removed; anything else, in or beside the tree, stays as it is. All access goes through descriptors of the
-directories, opened without following links.
+``<name>`` is 40 hexadecimal digits made from endpoint, URL and version, so no part of a URL becomes a path;
+``<attachment>`` is its user's choice, of a few letters, digits, dots and dashes. A layout of another version lives in a
+tree of another name and is not looked at. Only regular files with these names are ever renamed or removed; anything
+else, in or beside the tree, stays as it is. All access goes through descriptors of the directories, opened without
+following links.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ _PROBE = "probe"
 _MARKER_FORMAT = 1
 _STEM = re.compile(r"([0-9a-f]{40})\.(data|meta)")
 _DYING = re.compile(r"[0-9a-f]{40}\.([0-9a-f]{8})\.data")
+_ATTACHED = re.compile(r"([0-9a-f]{40})\.([a-z0-9.-]{1,64})\.(att|new)")
 
 
 class Place(enum.Enum):
@@ -44,6 +48,7 @@ class Place(enum.Enum):
     ENTRIES = "entries"
     FILLING = "filling"
     DYING = "dying"
+    ATTACHED = "attached"
 
 
 def data_name(name: str) -> str:
@@ -56,6 +61,22 @@ def meta_name(name: str) -> str:
 
 def dying_name(name: str, serial: int) -> str:
     return f"{name}.{serial & 0xFFFFFFFF:08x}.data"
+
+
+def attached_name(name: str, attachment: str) -> str:
+    return f"{name}.{attachment}.att"
+
+
+def attaching_name(name: str, attachment: str) -> str:
+    """The file's name while it is written."""
+    return f"{name}.{attachment}.new"
+
+
+def parse_attached(file: str) -> tuple[str, str | None] | None:
+    """(entry name, attachment) of a file in ``attached``, the latter None for one that is not whole; None for a file
+    that is not ours."""
+    m = _ATTACHED.fullmatch(file)
+    return (m[1], m[2] if m[3] == "att" else None) if m else None
 
 
 def parse_name(file: str) -> tuple[str, str] | None:

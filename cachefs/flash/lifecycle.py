@@ -120,6 +120,7 @@ class Lifecycle:
                 ops.rename(meta, meta, src_fd=source, dst_fd=target)
                 slot.meta_place = Place.ENTRIES
                 size = sum(ops.stat(file, dir_fd=target).st_blocks * 512 for file in (slot.file, meta))
+                size += sum(slot.attached.values())
                 if slot.entry is not None:
                     size += extent_bytes(slot.entry.n_chunks, self._block)
                 index.ledger.charge(size - slot.charge)

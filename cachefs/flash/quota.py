@@ -41,6 +41,11 @@ def most_bytes(size: int, sidecar: int, n_chunks: int, block: int) -> int:
     return least_bytes(size, sidecar, block) + extent_bytes(n_chunks, block) + (3 + _DIRECTORY_BLOCKS) * block
 
 
+def attached_bytes(size: int, block: int) -> int:
+    """The most disk space that an attachment's file of ``size`` bytes can take, and its names in a directory."""
+    return round_up(size, block) + _DIRECTORY_BLOCKS * block
+
+
 def least_bytes(size: int, sidecar: int, block: int) -> int:
     """The disk space that an entry of ``size`` bytes takes at least."""
     return round_up(size, block) + round_up(sidecar, block)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from ..errors import CacheFull
 from .chunkfile import read_header
 from .eviction import Candidate, choose_victims
-from .index import Slot
-from .layout import Place, dying_name, meta_name
+from .index import Slot, dead_slot
+from .layout import Place, attached_name, dying_name, meta_name
 from .parts import Parts
 from .quota import Usage
 from .sidecar import Damaged, Foreign
@@ -98,9 +98,7 @@ class Space:
         """Remove the files on their way out that nobody holds any more, and credit their space."""
         with self._index.lock:
             self._index.require_open()
-            slots = [s for s in self._index.dying.values() if not s.in_use and not s.dropping]
-            for slot in slots:
-                slot.dropping = True
+            slots = list(self._index.dying.values())
         for slot in slots:
             self._drop(slot)
 
@@ -131,7 +129,7 @@ class Space:
         return bool(victims)
 
     def locked_bury(self, slot: Slot) -> None:
-        """Make an entry invisible (its sidecar goes first) and move its data file to ``dying``.
+        """Make an entry invisible (its sidecar goes first), give up its attachments and move its data to ``dying``.
 
         Raises :class:`DiskFault`; if the sidecar could not be removed the entry stays as it was.
         """
@@ -141,8 +139,17 @@ class Space:
             raise self._health.note(e, self._layout.file(slot.meta_place, slot.file), "evicting it") from e
         if slot.entry is not None:
             slot.entry.abandon()
+        for name in list(slot.attached):
+            self.locked_shed(slot, name)
         self._index.add_dying(slot)
         self.locked_move_to_dying(slot)
+
+    def locked_shed(self, slot: Slot, name: str) -> None:
+        """An attachment, if the slot has it, is no longer the slot's: its file is removed like that of an entry."""
+        charge = slot.attached.pop(name, None)
+        if charge is not None:
+            slot.charge -= charge
+            self._index.add_dying(dead_slot(slot.name, Place.ATTACHED, attached_name(slot.name, name), charge))
 
     def locked_move_to_dying(self, slot: Slot) -> None:
         """Rename a dying slot's file out of the way of a new entry of that name. Raises :class:`DiskFault`."""
@@ -215,6 +222,10 @@ class Space:
             self._ops.close(fd)
 
     def _drop(self, slot: Slot) -> None:
+        with self._index.lock:
+            if slot.in_use or slot.dropping or self._index.dying.get((slot.place, slot.file)) is not slot:
+                return
+            slot.dropping = True
         gone = False
         try:
             if not self._is_held(slot):

@@ -10,26 +10,25 @@ from ..clock import SYSTEM_CLOCK, Clock
 from ..config import Settings
 from ..errors import CacheError, CacheFull, DeadlineExceeded, DiskFault
 from ..metrics import Metrics
-from . import recovery
+from .attached import Attachments
 from .entry import Entry
 from .entryinfo import EntryInfo, describe
 from .fileops import FileOps
 from .health import Health, disk_error
-from .index import Index, Slot, dead_slot, live_slot
-from .layout import Layout, Place, meta_name
+from .index import Index, Slot
+from .layout import Layout, meta_name
 from .lifecycle import Lifecycle
 from .lock import DirectoryLock, prepare_directory
 from .parts import Parts
-from .quota import HEADROOM_BLOCKS, Ledger, Usage, most_bytes
+from .quota import HEADROOM_BLOCKS, Ledger, Usage
 from .sidecar import EntryKey
 from .space import Space
+from .takeover import take_over
 
 _WAIT = 60.0
 """Seconds to wait for another thread that makes the same entry, or for operations to end."""
 _STAMP_INTERVAL = 60.0
 """The time of last use is written to disk at most this often per entry (seconds)."""
-_DEFAULT_SHARE = 0.8
-"""The part of the disk's free space (own entries included) that is the quota where none is set."""
 
 
 class FlashStore:
@@ -57,7 +56,8 @@ class FlashStore:
         self._dir_lock = lock
         self._space = Space(self._parts)
         self._lifecycle = Lifecycle(self._parts, self._space, settings.chunk_size)
-        self._recover(settings.quota)
+        take_over(self._parts, self._space, self._lifecycle, settings.quota)
+        self.attachments = Attachments(self._parts, self._space)
 
     @classmethod
     def open(
@@ -228,36 +228,6 @@ class FlashStore:
         self.close()
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _recover(self, quota: int | None) -> None:
-        listing, foreign_bytes = recovery.list_tree(self._parts.layout, self._parts.ops)
-        verdict = recovery.decide(listing)
-        self._space.next_serial = recovery.next_serial(listing)
-        index = self._parts.index
-        index.ledger.charge(foreign_bytes)
-        index.ledger.ignore(foreign_bytes)
-        for kept in verdict.kept:
-            charge = kept.data.disk_bytes + kept.meta.disk_bytes
-            if kept.place is Place.FILLING:
-                # A table of 8 bytes per chunk: no more chunks than that.
-                most = most_bytes(kept.data.size, kept.meta.size, kept.meta.size // 8, self._parts.layout.block_bytes)
-                charge = max(charge, most)
-            index.ledger.charge(charge)
-            index.add(live_slot(kept.name, kept.place, kept.meta_place, charge, kept.meta.mtime))
-        for left in verdict.leftovers:
-            index.ledger.charge(left.file.disk_bytes)
-            index.add_dying(dead_slot(left.name, left.place, left.file.name, left.file.disk_bytes))
-        self._space.locked_weigh_directories()
-        if quota is None:
-            quota = int((index.ledger.used + self._parts.ops.free_bytes(self._parts.layout.tree_fd)) * _DEFAULT_SHARE)
-        index.ledger.quota = quota
-        self._parts.metrics.set("flash_quota_bytes", quota)
-        self._space.drop_dying()
-        for kept in verdict.kept:
-            if kept.place is not kept.meta_place and self._parts.health.fault is None:
-                self._lifecycle.publish(index.live[kept.name])
-        if self._parts.health.fault is None:
-            self._space.shrink()
 
     def _probe(self) -> None:
         self._parts.layout.check_reachable()

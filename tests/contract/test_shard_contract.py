@@ -85,10 +85,24 @@ def test_ranges_outside_the_object_are_refused(opener: Opener, start: int, end: 
         filling.ready(start, end)
 
 
+def test_attachments_are_kept_with_cached_objects_alone(opener: Opener) -> None:
+    shard = opener("k")
+    kept = shard.cached and shard.url.startswith("s3:")
+    assert shard.attachment("x") is None
+    shard.attach("x", b"derived")
+    assert shard.attachment("x") == (b"derived" if kept else None)
+    assert opener("k").attachment("x") == (b"derived" if kept else None)
+    assert opener("empty").attachment("x") is None
+    for call in (lambda: shard.attachment("X"), lambda: shard.attach("X", b"")):
+        with pytest.raises(ConfigError, match="k: 'X' is not the name of an attachment"):
+            call()
+
+
 def test_a_closed_shard_says_so(opener: Opener) -> None:
     shard = opener("k")
     shard.close()
     shard.close()
-    for call in (shard.fileno, shard.view, shard.filling):
+    calls = (shard.fileno, shard.view, shard.filling, lambda: shard.attachment("x"), lambda: shard.attach("x", b""))
+    for call in calls:
         with pytest.raises(NearflashError, match="closed"):
             call()

@@ -15,7 +15,13 @@ from cachefs.testing.flashkit import CHUNK, Reader, Thing, disk_usage, files_of,
 A, B, C = (thing(name, 2 * CHUNK + 5) for name in "abc")
 QUOTA = 2 * (3 * CHUNK) + 30 * 4096
 """Room for two of the three."""
+NAMES = ("x", "y")
 FOREIGN = {"orig.tar": b"o" * 5000, "nearflash-v1/entries/notes": b"n", f"nearflash-v1/filling/{'9' * 39}.data": b"x"}
+
+
+def derived(what: Thing, name: str) -> bytes:
+    """What is attached to an object under a name."""
+    return f"{what.key.url} {name} ".encode() * 300
 
 
 def check(folder: Path, store: FlashStore) -> None:
@@ -30,6 +36,8 @@ def check(folder: Path, store: FlashStore) -> None:
             # A digest that was cut in two makes its chunk count as missing; published ones are whole.
             assert entry.verify_chunk(i) or not entry.superseded
         assert reader.wrong(what) == []
+        for name in NAMES:
+            assert store.attachments.read(entry, name) in (None, derived(what, name))
         reader.close()
         entry.release()
     assert {name: (folder / name).read_bytes() for name in FOREIGN} == FOREIGN
@@ -40,20 +48,28 @@ def check_use(folder: Path) -> None:
     with open_store(folder, QUOTA) as store:
         check(folder, store)
         for what in (A, B, C):
-            fill(store, what)
+            entry = fill(store, what)
+            for name in NAMES:
+                assert store.attachments.keep(entry, name, derived(what, name))
+                assert store.attachments.read(entry, name) == derived(what, name)
             check(folder, store)
         assert store.usage().dying == 0 and store.fault is None
     tree = folder / "nearflash-v1"
     left = [p.name for place in ("filling", "dying") for p in (tree / place).iterdir()]
     assert left == [f"{'9' * 39}.data"]
+    live = {path.name[:40] for path in (tree / "entries").glob("*.meta")}
+    attached = {path.name for path in (tree / "attached").iterdir()}
+    assert attached == {f"{entry}.{name}.att" for entry in live for name in NAMES}
 
 
 def life(folder: Path, ops: CrashingOps) -> None:
     """A bit of everything: open, fill, publish, evict by pressure and by hand, close."""
     with open_store(folder, QUOTA, ops=ops) as store:
-        fill(store, A)
+        store.attachments.keep(fill(store, A), "x", derived(A, "x"))
         entry = store.create(B.key, len(B.data), lease=True)
         entry.write_chunk(1, B.chunk(1))
+        store.attachments.keep(entry, "x", derived(B, "x"))
+        store.attachments.keep(entry, "y", derived(B, "y"))
         entry.release()
         fill(store, C)
         fill(store, B)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.attachments import MOST_PER_ENTRY
 from cachefs.bitmap import BitmapReader, ChunkBits
 from cachefs.flash.eviction import Candidate, choose_victims
 from cachefs.flash.fileops import Found
@@ -118,33 +119,71 @@ DYING = st.lists(st.sampled_from([f"{n}.{i:08x}.data" for n in NAMES for i in ra
 )
 
 
+ATTACHED_NAMES = [f"{n}.{a}.{s}" for n in NAMES for a in "pqrstuvwxy" for s in ("att", "new")]
+
+
+@st.composite
+def attachments(draw: st.DrawFn) -> dict[str, tuple[Found, ...]]:
+    out: dict[str, tuple[Found, ...]] = {}
+    for file in draw(st.lists(st.sampled_from(ATTACHED_NAMES), unique=True)):
+        out[file[:40]] = (*out.get(file[:40], ()), Found(file, 1, 4096, draw(MTIME)))
+    return out
+
+
 def files(listing: Listing) -> set[tuple[Place, str]]:
     out = {(Place.DYING, f.name) for f in listing.dying}
+    out |= {(Place.ATTACHED, f.name) for found in listing.attached.values() for f in found}
     for place, found in ((Place.ENTRIES, listing.entries), (Place.FILLING, listing.filling)):
         out |= {(place, f.name) for pair in found.values() for f in (pair.data, pair.meta) if f}
     return out
 
 
-@given(pairs(), pairs(), DYING)
+@given(pairs(), pairs(), DYING, attachments())
 def test_recovery_accounts_for_every_file_once(
-    entries: dict[str, Pair], filling: dict[str, Pair], dying: tuple[Found, ...]
+    entries: dict[str, Pair],
+    filling: dict[str, Pair],
+    dying: tuple[Found, ...],
+    attached: dict[str, tuple[Found, ...]],
 ) -> None:
-    listing = Listing(entries, filling, dying)
+    listing = Listing(entries, filling, dying, attached)
     verdict = decide(listing)
     seen = [(k.place, k.data.name) for k in verdict.kept] + [(k.meta_place, k.meta.name) for k in verdict.kept]
+    seen += [(Place.ATTACHED, f.name) for k in verdict.kept for f in k.attached]
     seen += [(left.place, left.file.name) for left in verdict.leftovers]
     assert len(seen) == len(set(seen))
     assert set(seen) == files(listing)
     assert [k.meta.mtime for k in verdict.kept] == sorted(k.meta.mtime for k in verdict.kept)
 
 
-@given(pairs(), pairs(), DYING)
-def test_recovery_settles(entries: dict[str, Pair], filling: dict[str, Pair], dying: tuple[Found, ...]) -> None:
-    verdict = decide(Listing(entries, filling, dying))
+@given(pairs(), pairs(), DYING, attachments())
+def test_recovery_keeps_attachments_with_their_entries_alone(
+    entries: dict[str, Pair],
+    filling: dict[str, Pair],
+    dying: tuple[Found, ...],
+    attached: dict[str, tuple[Found, ...]],
+) -> None:
+    verdict = decide(Listing(entries, filling, dying, attached))
+    without = decide(Listing(entries, filling, dying))
+    assert [k._replace(attached=()) for k in verdict.kept] == list(without.kept), "they change nothing else"
+    for kept in verdict.kept:
+        whole = sorted(f.mtime for f in attached.get(kept.name, ()) if f.name.endswith(".att"))
+        assert [f.mtime for f in kept.attached] == whole[-MOST_PER_ENTRY:]
+        assert all(f.name.startswith(f"{kept.name}.") and f.name.endswith(".att") for f in kept.attached)
+
+
+@given(pairs(), pairs(), DYING, attachments())
+def test_recovery_settles(
+    entries: dict[str, Pair],
+    filling: dict[str, Pair],
+    dying: tuple[Found, ...],
+    attached: dict[str, tuple[Found, ...]],
+) -> None:
+    verdict = decide(Listing(entries, filling, dying, attached))
     after: dict[Place, dict[str, Pair]] = {Place.ENTRIES: {}, Place.FILLING: {}}
     for kept in verdict.kept:
         after[kept.place][kept.name] = Pair(kept.data, kept.meta)
-    again = decide(Listing(after[Place.ENTRIES], after[Place.FILLING]))
+    own = {kept.name: kept.attached for kept in verdict.kept}
+    again = decide(Listing(after[Place.ENTRIES], after[Place.FILLING], attached=own))
     assert again.leftovers == ()
     assert [k._replace(meta_place=k.place) for k in verdict.kept] == list(again.kept)
 

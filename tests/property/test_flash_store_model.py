@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -37,6 +38,14 @@ BARE = 14 * 4096
 WHAT = st.sampled_from(THINGS)
 PLACES = st.lists(st.floats(0, 0.999), min_size=1, max_size=3)
 PICK = st.integers(0, 1000)
+
+
+ATTACHMENT = st.sampled_from("pqrstuvwxy")
+
+
+def derived(what: Thing, name: str, size: int) -> bytes:
+    """What is attached under a name: bytes that fit no other object and no other name."""
+    return random.Random(f"{what.key.url} {name}").randbytes(size)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -159,6 +168,24 @@ class StoreMachine(RuleBasedStateMachine):
         if not any(what is t for t, _ in self.leases):
             assert self.store.lookup(what.key) is None
 
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, name=ATTACHMENT, size=st.sampled_from([0, 5000, CHUNK, 3 * CHUNK]))
+    def attach(self, pick: int, name: str, size: int) -> None:
+        what, entry = self.leases[pick % len(self.leases)]
+        self.allowed(lambda: self.store.attachments.keep(entry, name, derived(what, name, size)))
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, name=ATTACHMENT)
+    def read_attached(self, pick: int, name: str) -> None:
+        what, entry = self.leases[pick % len(self.leases)]
+        found: list[bytes | None] = [None]
+
+        def read() -> None:
+            found[0] = self.store.attachments.read(entry, name)
+
+        self.allowed(read)
+        assert found[0] is None or found[0] == derived(what, name, len(found[0]))
+
     @rule()
     def drop_dying(self) -> None:
         self.store.drop_dying()
@@ -172,13 +199,15 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         self.open(quota)
 
-    @rule(n=st.integers(1, 20), what=WHAT, evict=st.booleans())
-    def crash(self, n: int, what: Thing, evict: bool) -> None:
+    @rule(n=st.integers(1, 20), what=WHAT, evict=st.booleans(), name=st.none() | ATTACHMENT)
+    def crash(self, n: int, what: Thing, evict: bool, name: str | None) -> None:
         """Die at the n-th change from here, a reader looking on, or not at all if less happens."""
         self.ops.arm(n)
         try:
             entry = self.store.create(what.key, len(what.data), lease=True)
             self.readers.append((what, Reader(entry)))
+            if name is not None:
+                self.allowed(lambda: self.store.attachments.keep(entry, name, derived(what, name, 5000)))
             self.complete(what, entry)
             entry.release()
             if evict:
@@ -241,6 +270,13 @@ class StoreMachine(RuleBasedStateMachine):
             assert (self.folder / name).read_bytes() == content
 
     @invariant()
+    def no_attachment_is_left_without_its_entry(self) -> None:
+        live = {info.name for info in self.store.entries()}
+        dying = self.store.usage().dying
+        left = [p for p in (self.folder / "nearflash-v1" / "attached").iterdir() if p.name[:40] not in live]
+        assert sum(p.stat().st_blocks * 512 for p in left) <= dying
+
+    @invariant()
     def leased_entries_stay(self) -> None:
         live = {info.name: info.leases for info in self.store.entries()}
         for what, entry in self.leases:
@@ -253,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
     def no_descriptor_is_lost(self) -> None:
         """Directories and lock; a leased entry's files; the old file of each entry that is healing."""
         healing = sum(info.state == "filling" for info in self.store.entries())
-        assert len(self.ops.open_fds) <= 6 + 2 * len(self.leases) + healing
+        assert len(self.ops.open_fds) <= 7 + 2 * len(self.leases) + healing
 
 
 StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -18,6 +18,7 @@ from cachefs.bitmap import ChunkBits
 from cachefs.client import connect
 from cachefs.config import Settings
 from cachefs.errors import DeadlineExceeded
+from cachefs.frames import FrameBuffer
 from cachefs.launch import crowd_lock
 from cachefs.passthrough import PassThrough
 from cachefs.session import Expired, Session
@@ -43,7 +44,7 @@ def fake_daemon(settings: Settings, answer: Answer) -> Iterator[None]:
     ends: list[socket.socket] = []
 
     def serve(sock: socket.socket) -> None:
-        frames = protocol.FrameBuffer()
+        frames = FrameBuffer()
         while data := sock.recv(65536):
             frames.feed(data)
             while (body := frames.next_frame()) is not None:

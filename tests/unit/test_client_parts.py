@@ -300,7 +300,7 @@ def test_a_request_on_which_the_daemon_always_dies_is_given_up(tmp_path: Path) -
     class _Dead:
         settled = False
 
-        def send(self, request: object, *, timeout: float) -> None:
+        def send(self, request: object, *, timeout: float, fds: object) -> None:
             raise Lost
 
         def retire(self) -> None:

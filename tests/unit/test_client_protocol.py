@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from cachefs import errors, protocol
 from cachefs.config import Origin
 from cachefs.errors import CacheError, ConfigError, NearflashError, NotFound
-from cachefs.protocol import FrameBuffer, decode_reply, decode_request, encode
+from cachefs.frames import MAX_FRAME, FrameBuffer
+from cachefs.protocol import decode_reply, decode_request, encode
 from cachefs.shard import ObjectStat
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)))
@@ -19,6 +20,8 @@ REQUESTS = st.one_of(
     st.builds(protocol.Hello, st.tuples(st.integers(0, 9)), TEXT, st.integers(0, 2**31), st.builds(Origin, TEXT)),
     st.builds(protocol.Open, TEXT, st.none() | TEXT, st.none() | st.integers(0, 2**62)),
     st.builds(protocol.Wait, st.integers(0, 2**60), st.integers(0, 2**31), st.integers(0, 2**31), st.floats(0, 60)),
+    st.builds(protocol.Attach, st.integers(0, 2**60), TEXT),
+    st.builds(protocol.Attachment, st.integers(0, 2**60), TEXT),
     st.builds(protocol.Release, st.lists(st.integers(0, 2**60))),
     st.builds(protocol.Prefetch, st.lists(st.builds(protocol.Item, TEXT, st.none() | TEXT))),
     st.builds(protocol.Evict, st.lists(TEXT), st.booleans()),
@@ -72,7 +75,7 @@ def test_a_frame_beyond_the_limit_is_refused_on_both_sides() -> None:
     with pytest.raises(CacheError, match="a frame of 11 bytes"):
         list(buffer.frames())
     with pytest.raises(ConfigError, match="at most"):
-        encode(protocol.Open("x" * (protocol.MAX_FRAME + 1)))
+        encode(protocol.Open("x" * (MAX_FRAME + 1)))
 
 
 def test_a_url_that_is_no_unicode_is_an_error_that_shows_it() -> None:
@@ -82,7 +85,7 @@ def test_a_url_that_is_no_unicode_is_an_error_that_shows_it() -> None:
 
 def test_a_page_of_the_longest_keys_fits_into_a_frame() -> None:
     stat = ObjectStat("s3://" + "b" * 63 + "/" + "k" * 1024, 2**62, '"' + "e" * 64 + '"', 2**62)
-    assert len(encode(protocol.StatPage([stat] * protocol.PAGE_ITEMS))) < protocol.MAX_FRAME
+    assert len(encode(protocol.StatPage([stat] * protocol.PAGE_ITEMS))) < MAX_FRAME
 
 
 def test_raw_bytes_after_a_frame_stay_apart() -> None:
