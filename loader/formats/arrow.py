@@ -3,7 +3,7 @@
 The layout is told by the first bytes, never by the name: ``ARROW1`` begins a file, a schema message a stream. A row is
 a sample, a column a field. Values of uncompressed batches are views into the mapped shard; see :mod:`.arrow_cells` for
 what they are. Batches with LZ4 or Zstandard bodies are decompressed one at a time when a row of theirs is read, and
-such a shard is dealt with batch by batch (:meth:`Arrow.parts`).
+such a shard is dealt with a few batches at a time (:meth:`Arrow.parts`).
 
 On purpose different from pyarrow: every batch is validated in full before a value of it is handed out; the batches of a
 file may be damaged one by one, and only their own samples raise; dictionaries of a file may be replaced; a stream that
@@ -26,9 +26,11 @@ from ..sample import Sample
 from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
 from .arrow_feed import Feed
 from .arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, SCHEMA, Message, file_blocks, is_stream, read_message
-from .arrow_pieces import Decoded, Fields, Pieces, nothing
+from .arrow_pieces import KEPT, Decoded, Fields, Pieces, nothing
 from .arrow_schema import arrow_fields, image_fields
 
+PART_BYTES = 16 << 20
+"""What batches of one part take at least, as stored."""
 _MESSAGE_BYTES = 400
 
 
@@ -56,16 +58,31 @@ class ArrowIndex(SampleIndex):
         return _MESSAGE_BYTES * (len(self.batches) + len(self.dictionaries)) + 2000
 
     @property
+    def size(self) -> int:
+        """What its batches take as stored."""
+        return sum(batch.end - batch.at for batch in self.batches)
+
+    @property
     def packed(self) -> bool:
         """Whether any batch is compressed."""
         return any(batch.codec >= 0 for batch in self.batches)
 
-    def only(self, part: int) -> ArrowIndex:
-        """The index of one batch."""
-        before = self.before[part]
-        return ArrowIndex(
-            self.schema, self.dictionaries[:before], (self.batches[part],), (before,), self.names, self.images
-        )
+    def runs(self) -> list[tuple[int, int]]:
+        """The parts: neighbouring batches ``first .. last`` of :data:`PART_BYTES` together, as stored."""
+        out: list[tuple[int, int]] = []
+        first = size = 0
+        for number, batch in enumerate(self.batches, 1):
+            size += batch.end - batch.at
+            if size >= PART_BYTES or number == len(self.batches):
+                out.append((first, number))
+                first, size = number, 0
+        return out
+
+    def only(self, first: int, last: int) -> ArrowIndex:
+        """The index of some neighbouring batches."""
+        before = self.before[first:last]
+        known = self.dictionaries[: before[-1]]
+        return ArrowIndex(self.schema, known, self.batches[first:last], before, self.names, self.images)
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ class Arrow(Format):
     def parts(self, objects: Objects, url: str) -> Sequence[int] | None:
         data, ready = objects.map(url)
         index = self.index(data, url, ready)
-        return [batch.rows for batch in index.batches] if index.packed else None
+        return [int(index.starts[last] - index.starts[first]) for first, last in index.runs()] if index.packed else None
 
     def open(
         self, objects: Objects, url: str, *, index: Any = None, unpacked: int | None = None, part: int | None = None
@@ -97,15 +114,16 @@ class Arrow(Format):
         if index is None:
             index = self.index(data, url, ready)
             if part is not None:
-                if part >= len(index.batches):
-                    raise FormatError(f"has {len(index.batches)} record batches, not {part + 1}", url=url)
-                index = index.only(part)
+                runs = index.runs()
+                if part >= len(runs):
+                    raise FormatError(f"has {len(runs)} parts, not {part + 1}", url=url)
+                index = index.only(*runs[part])
         if part is None:
             ready(0, len(data))
         else:
             for message in (index.schema, *index.dictionaries, *index.batches):
                 ready(message.at, message.end)
-        return Opened(self.source(data, index), index)
+        return Opened(self.source(data, index), index, min(index.size, KEPT) if index.packed else 0)
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> ArrowIndex:
         ready(0, min(8, len(data)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class GroupReader:
         self._groups = groups.tolist()
         self._ready = ready
         self._file: Any = None
+        # a worker process has others beside it that want the cores
+        self._threads = multiprocessing.parent_process() is None
 
     def __call__(self, piece: int, fields: Fields, url: str) -> Decoded:
         number = self._groups[piece]
@@ -80,7 +83,7 @@ class GroupReader:
         batches = []
         size = 0
         for batch in self._file.iter_batches(
-            self._rows_at_a_time(number, names), [number], names, use_threads=len(names) > 1
+            self._rows_at_a_time(number, names), [number], names, use_threads=self._threads
         ):
             size += batch.get_total_buffer_size()
             if size > MOST:

@@ -94,7 +94,7 @@ def check(format: Format, data: bytes, table: Any) -> None:
         assert repr(only) == repr([{name: sample[name]} for sample in found])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tables(), st.sampled_from([pa.ipc.new_file, pa.ipc.new_stream]), st.sampled_from([None, "lz4", "zstd"]))
 def test_arrow(table: Any, new: Any, codec: str | None) -> None:
     out = io.BytesIO()
@@ -104,7 +104,7 @@ def test_arrow(table: Any, new: Any, codec: str | None) -> None:
     check(Arrow(), out.getvalue(), table)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     tables(),
     st.integers(1, 8),

@@ -16,6 +16,7 @@ import pytest
 import loader
 from cachefs.errors import FormatError
 from loader.formats import Arrow
+from loader.formats import arrow as arrow_format
 from loader.formats.arrow_messages import Table, is_stream
 from loader.testing import mapped_at
 
@@ -97,13 +98,14 @@ class TestLayouts:
         source = Arrow().source(whole, again)
         assert len(again) == 3 and Arrow().read(source, again, 2, "x")["n"] == 3
 
-    def test_compressed_batches_are_parts(self, tmp_path: Path) -> None:
-        big = [pa.record_batch({"n": pa.array(range(k, k + 3))}) for k in (0, 3, 6)]
-        for codec, parts in ((None, 1), ("zstd", 3)):
+    def test_compressed_batches_are_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(arrow_format, "PART_BYTES", 400)
+        big = [pa.record_batch({"n": pa.array(range(k, k + 3))}) for k in (0, 3, 6, 9, 12)]
+        for codec, parts in ((None, [15]), ("zstd", [6, 6, 3])):
             path = save(tmp_path / f"{codec}.arrow", written(pa.ipc.new_stream, big, compression=codec))
             ds = loader.ShardDataset(path, batch_size=1, shuffle=False)
-            assert len(ds.manifest.counts) == parts
-            assert [int(sample["n"]) for sample in ds] == list(range(9))
+            assert ds.manifest.counts.tolist() == parts
+            assert [int(sample["n"]) for sample in ds] == list(range(15))
 
 
 class TestDictionaries:
@@ -131,7 +133,8 @@ class TestDictionaries:
         data = written(pa.ipc.new_file, self.batches()[:3], emit_dictionary_deltas=True)
         assert column(data) == ["a", None, "a", "a", None, "b", "a", None, "c"]
 
-    def test_of_a_part_are_those_before_it(self, tmp_path: Path) -> None:
+    def test_of_a_part_are_those_before_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(arrow_format, "PART_BYTES", 1)
         data = written(pa.ipc.new_stream, self.batches(), emit_dictionary_deltas=True, compression="zstd")
         ds = loader.ShardDataset(save(tmp_path / "x.arrow", data), batch_size=1, shuffle=False)
         assert len(ds.manifest.counts) == 6
