@@ -205,7 +205,7 @@ class Pages:
         if not flags & _LEAF or count < 0:
             raise error
         if flags & _LEAF2:
-            if HEADER + count * width > room:
+            if HEADER + count * max(width, 1) > room:
                 raise error
             return at + HEADER + np.arange(count, dtype=np.int64) * width, np.full(count, width, np.int64)
         if HEADER + 2 * count > room:

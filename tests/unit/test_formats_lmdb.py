@@ -153,3 +153,18 @@ def test_a_node_outside_of_its_page(raw: bytearray) -> None:
     struct.pack_into("<H", raw, page + 14, PAGE)
     with pytest.raises(FormatError, match="room"):
         index(raw)
+
+
+def test_many_values_of_no_size_on_a_small_page_are_refused(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "db"), subdir=False, lock=False, map_size=1 << 24, max_dbs=1) as env:
+        database = env.open_db(b"d", dupsort=True, dupfixed=True)
+        with env.begin(write=True, db=database) as transaction:
+            for i in range(5):
+                transaction.put(b"key", b"%08d" % i)
+    raw = bytearray((tmp_path / "db").read_bytes())
+    assert len(index(raw)) == 5
+    at = raw.index(b"00000000") - HEADER  # the page within the node
+    struct.pack_into("<H", raw, at + 8, 0)
+    struct.pack_into("<H", raw, at + 12, 0xFFFE)
+    with pytest.raises(FormatError, match="page of values"):
+        index(raw)
