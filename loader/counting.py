@@ -46,7 +46,8 @@ def count_shards(
             if known is not None:
                 rows.append(Row(stat, known))
                 continue
-            ahead.reach(number)
+            if not format.folder:
+                ahead.reach(number)
             parts = _parts(client, stat, format)
             if parts is not None:
                 share = stat.size // max(len(parts), 1)

@@ -241,8 +241,9 @@ class Definition:
         return {**self.__dict__, "_rows": None}
 
     def prefetch(self, plan: PassPlan) -> Prefetch | None:
-        """What asks for the next shards; ``None`` where they are local files."""
-        if not any("://" in stat.url for stat in self.manifest.shards[:1]):
+        """What asks for the next shards; ``None`` where they are local files, or no objects."""
+        remote = any("://" in stat.url for stat in self.manifest.shards[:1])
+        if not remote or self.manifest.format.folder:
             return None
         ahead = max(_LEAST_AHEAD, 2 * plan.order.plan.lanes)
         return Prefetch(self.client, self.manifest, plan.order, min(plan.position, plan.order.total), ahead=ahead)

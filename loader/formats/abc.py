@@ -143,6 +143,8 @@ class Format(ABC):
     """Whether a source keeps what it decoded, so that two threads must not read from it at once."""
     columnar: ClassVar[bool] = False
     """Whether :meth:`columns` reads many samples at once."""
+    folder: ClassVar[bool] = False
+    """Whether a shard is a folder of objects, which cannot be asked for ahead as if it were one."""
 
     @classmethod
     def matches(cls, head: bytes, data: Bytes) -> bool:

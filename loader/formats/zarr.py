@@ -73,6 +73,7 @@ class Zarr(Format):
 
     name: ClassVar[str] = "zarr"
     columnar: ClassVar[bool] = True
+    folder: ClassVar[bool] = True
     stateful: ClassVar[bool] = True
     arrays: tuple[str, ...] | None = None
     allow_pickle: bool = False
