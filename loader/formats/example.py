@@ -129,6 +129,8 @@ def _floats(record: Bytes, values: list[_Field]) -> npt.NDArray[np.float32]:
 def _ints(record: Bytes, values: list[_Field]) -> npt.NDArray[np.int64]:
     raw = _joined(record, values)
     offset = values[0].start if values else 0
+    if any(v.end > v.start and record[v.end - 1] >= 0x80 for v in values):
+        raise WireError("a list of integers is damaged", offset)
     if len(raw) < _FEW:
         return np.array(_few(raw.tobytes(), offset), np.uint64).view(np.int64)
     ends = np.flatnonzero(raw < 0x80)
@@ -136,7 +138,7 @@ def _ints(record: Bytes, values: list[_Field]) -> npt.NDArray[np.int64]:
         return raw.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1] + 1])
     sizes = ends - starts + 1
-    if raw[-1] >= 0x80 or sizes.max() > _LONGEST or (raw[ends[sizes == _LONGEST]] > 1).any():
+    if sizes.max() > _LONGEST or (raw[ends[sizes == _LONGEST]] > 1).any():
         raise WireError("a list of integers is damaged", offset)
     out = np.zeros(len(ends), np.uint64)
     for place in range(int(sizes.max())):

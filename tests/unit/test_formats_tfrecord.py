@@ -295,6 +295,7 @@ def test_protobuf_s_rules_for_odd_messages() -> None:
         (sized(1, entry("k", sized(3, sized(1, bytes(40) + b"\x80")))), "integers is damaged"),
         (sized(1, entry("k", sized(3, sized(1, bytes(40) + b"\xff" * 9 + b"\x02")))), "integers is damaged"),
         (sized(1, entry("k", sized(3, sized(1, bytes(40) + b"\xff" * 10 + b"\x01")))), "integers is damaged"),
+        (sized(1, entry("k", sized(3, sized(1, b"\x01\x80") + sized(1, b"\x01")))), "integers is damaged"),
         (sized(1, b"") + sized(2, b""), "SequenceExample"),
         (b"any text that is no message", "record 0 is no tf.train.Example"),
     ],
