@@ -198,7 +198,9 @@ class RemoteShard(Shard):
             with system_calls(doing, self.url):
                 for _ in range(_TRIES):
                     source = self._source
-                    if not isinstance(source, Lease) or (source.session is session and ask(source, until)):
+                    if not isinstance(source, Lease):
+                        return
+                    if source.session is session and not source.bits.superseded and ask(source, until):
                         return
                     self._open(until)
         except (NearflashError, Expired) as e:

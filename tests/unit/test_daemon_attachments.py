@@ -127,6 +127,25 @@ def test_a_damaged_one_is_made_anew(server: Served, tmp_path: Path) -> None:
         assert shard.attachment("x") == INDEX
 
 
+def test_an_entry_that_was_healed_under_its_reader_has_attachments_of_its_own(tmp_path: Path) -> None:
+    store = ScriptedStore(dict(OBJECTS))
+    with served(tmp_path, store) as server, connect(server.settings) as client, client.open(URL) as shard:
+        shard.view()
+        shard.attach("x", b"of the old file")
+    (data,) = (tmp_path / "cache" / "nearflash-v1" / "entries").glob("*.data")
+    flip_bit(data, CHUNK)
+    with served(tmp_path, store) as server, connect(server.settings) as client, client.open(URL) as shard:
+        moment = threading.Event()
+        for _ in range(2000):  # the daemon checks what it found, and replaces it
+            if client.stats()["flash_healed"]:
+                break
+            moment.wait(0.005)
+        assert shard.attachment("x") is None
+        shard.attach("x", INDEX)
+        assert shard.attachment("x") == INDEX
+        assert bytes(shard.view()) == OBJECTS["k"]
+
+
 def test_what_finds_no_room_is_not_kept(tmp_path: Path) -> None:
     with (
         served(tmp_path, ScriptedStore(dict(OBJECTS)), quota=1 << 20) as server,
