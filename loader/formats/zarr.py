@@ -83,6 +83,9 @@ class Zarr(Format):
         if chosen is not None and not (isinstance(chosen, tuple) and chosen and all(type(n) is str for n in chosen)):
             raise ConfigError(f"Zarr(arrays={chosen!r}) is no tuple of names", hint='for example ("inputs", "targets")')
 
+    def identity(self) -> str:
+        return repr(self.arrays)
+
     @classmethod
     def beside(cls, objects: Objects, url: str) -> Self | None:
         base = folder_of(url)
