@@ -28,7 +28,7 @@ from .samples import Recipe, SampleReader, Transform
 from .sharedpool import SharedPool
 from .shelf import Shelf
 from .sources import Source
-from .state import is_seed
+from .statefields import is_seed
 from .workers import Place, find_place, parent_of_worker
 
 if TYPE_CHECKING:

@@ -6,7 +6,9 @@ A *lane* is one of C fixed, disjoint streams; each global batch takes its sample
   or by samples. The deal does not look at counts unless it balances by samples, so it is the same before and after
   they are known;
 * shuffled, fewer shards than that and all counts known: the shards are laid end to end in an order drawn from the seed
-  and *cut* into C runs of equal sample counts, so that one shard can feed many lanes (and nodes);
+  and *cut* into C runs of equal sample counts, so that one shard can feed many lanes (and nodes). A data set that is
+  counted while it is read (``loader.manifest``: ``progressive``) is never cut, also not once all is counted
+  (``cut=False``): its order must not depend on who knows how much;
 * not shuffled: one lane that holds the shards in their listing order, whatever ``lanes`` says. Position i is then
   sample i of the data set, and a batch is a run of neighbouring samples. No node owns any of them: every node reads
   every shard.
@@ -68,6 +70,13 @@ class LanePlan:
         """(shard, start, stop) of one lane's pieces, as read-only views."""
         own = slice(int(self.bounds[lane]), int(self.bounds[lane + 1]))
         return self.shard[own], self.start[own], self.stop[own]
+
+    def with_counts(self, counts: Int64s) -> LanePlan:
+        """The same plan of whole shards with more counts known."""
+        if self.cut:
+            raise ConfigError("lanes that are cut by samples cannot take other sample counts")
+        stop = np.asarray(counts, dtype=np.int64)[self.shard]
+        return _plan(self.shard, self.start, stop, self.bounds, shuffle=self.shuffle, cut=False)
 
 
 def default_lanes(batch: int, nodes: int) -> int:

@@ -10,20 +10,24 @@ Pure: numpy and arithmetic only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from cachefs.errors import ConfigError, CountsUnknown, DataError
 
+from .anchors import Anchor, anchored
 from .lanes import LanePlan
 from .permute import Int64s, Permutations, derive, derive_array, seed_key
+from .pieces import Pieces, arrange, known_lengths
 from .rounds import Rounds
 
 DEFAULT_BLOCK_SHARDS: Final = 8
 """K where the user names none: shards of a lane that are shuffled together, hence that are open at once."""
 
+_LEAST_COUNTED: Final = 16
+"""Shards that are counted ahead at least, over all lanes."""
 _PIECES: Final = 3
 _SAMPLES: Final = 4
 
@@ -46,10 +50,21 @@ class EpochOrder:
 
     Where a plan lacks counts (``plan.complete`` is false) only the first ``settled`` positions are known, and they are
     the same as with all counts; ``total`` then raises CountsUnknown and :meth:`unsettled` names the shards to count
-    next.
+    next. With an ``anchor`` (where a state left off) the counts of what is used up are not needed, and positions before
+    ``floor`` cannot be asked for.
     """
 
-    def __init__(self, plan: LanePlan, *, seed: int, epoch: int, block_shards: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        plan: LanePlan,
+        *,
+        seed: int,
+        epoch: int,
+        block_shards: int,
+        shuffle: bool,
+        anchor: Anchor | None = None,
+        like: EpochOrder | None = None,
+    ) -> None:
         if plan.shuffle != shuffle:
             raise ConfigError(f"the lanes were planned for shuffle={plan.shuffle}, not for shuffle={shuffle}")
         if block_shards < 1:
@@ -61,12 +76,21 @@ class EpochOrder:
         self.epoch = epoch
         self.block_shards = block_shards
         self.shuffle = shuffle
+        self.anchor = anchor
+        self.floor = 0 if anchor is None else anchor.position
         key = derive(seed_key(seed), epoch)
-        # in the data set's own order shards follow one another: a block each
-        pieces = _arrange(plan, derive(key, _PIECES), block_shards if shuffle else 1, shuffle=shuffle)
+        if like is None:
+            # in the data set's own order shards follow one another: a block each
+            pieces = arrange(plan, derive(key, _PIECES), block_shards if shuffle else 1, shuffle=shuffle)
+        else:
+            pieces = replace(like._drawn, stop=plan.stop[like._drawn.drawn])
+        self._drawn: Pieces = pieces
+        if anchor is not None:
+            pieces = anchored(pieces, anchor)
+        self._unknown = pieces.stop < 0
         lengths, self._missing = pieces.stop - pieces.start, np.zeros(0, dtype=np.int64)
-        if not plan.complete:
-            lengths, self._missing = _known(pieces)
+        if self._unknown.any():
+            lengths, self._missing = known_lengths(pieces, plan.lanes)
         # "places" number all samples lane after lane, in the order in which a lane's pieces come
         ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
         self._piece_shard = pieces.shard
@@ -84,12 +108,25 @@ class EpochOrder:
         )
         self.settled = self._rounds.total
         if self._missing.size:
-            lanes_open = np.unique(pieces.lane[self._missing])
-            sure = int(self._rounds.lengths[lanes_open].min())
-            self.settled = int(np.minimum(self._rounds.lengths, sure).sum())
+            known = self._rounds.lengths[pieces.lane[self._missing]]
+            self._blocking = self._missing[known == known.min()]
+            self.settled = int(np.minimum(self._rounds.lengths, known.min()).sum())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _epoch_order, (self.plan, self.seed, self.epoch, self.block_shards, self.shuffle)
+        return _epoch_order, (self.plan, self.seed, self.epoch, self.block_shards, self.shuffle, self.anchor)
+
+    def with_counts(self, counts: Int64s) -> EpochOrder:
+        """The same order with more counts known: cheaper than a new one."""
+        plan, blocks = self.plan.with_counts(counts), self.block_shards
+        return EpochOrder(
+            plan,
+            seed=self.seed,
+            epoch=self.epoch,
+            block_shards=blocks,
+            shuffle=self.shuffle,
+            anchor=self.anchor,
+            like=self,
+        )
 
     @property
     def complete(self) -> bool:
@@ -100,10 +137,10 @@ class EpochOrder:
     def total(self) -> int:
         """Samples in the epoch. Raises CountsUnknown unless :attr:`complete`."""
         if not self.complete:
-            unknown = int((self.plan.stop < 0).sum())
+            unknown = int(self._unknown.sum())
             raise CountsUnknown(
                 f"{unknown} of {len(self.plan.stop)} shards are not counted yet, so there is no length",
-                hint="index the data set",
+                hint="index the data set: count()",
             )
         return self.settled
 
@@ -117,12 +154,16 @@ class EpochOrder:
         lane, offset = self._rounds.locate(positions)
         place = self._lane_start[lane] + offset
         if self.shuffle:
-            block = np.searchsorted(self._block_start, place, side="right") - 1
-            start = self._block_start[block]
-            place = start + self._mixers.apply(block, place - start)
+            place = self._mixed(place, np.searchsorted(self._block_start, place, side="right") - 1)
         piece = np.searchsorted(self._piece_start, place, side="right") - 1
         index = self._piece_first[piece] + (place - self._piece_start[piece])
         return self._piece_shard[piece], index
+
+    def _mixed(self, place: Int64s, block: Int64s) -> Int64s:
+        """Places, each in its block, as the block's permutation moves them."""
+        start = self._block_start[block]
+        out: Int64s = start + self._mixers.apply(block, place - start)
+        return out
 
     def lane_of(self, positions: Int64s) -> Int64s:
         """The lane that each global position is taken from."""
@@ -135,11 +176,10 @@ class EpochOrder:
         cursors never depend on what lies ahead; a lane not begun stands at (0, 0). The next lane at the epoch's end is
         0. Raises DataError for a position beyond the epoch, or one at which missing counts leave the next lane open.
         """
-        if not 0 <= position <= self.settled or (position == self.settled and not self.complete):
+        if not self.floor <= position <= self.settled or (position == self.settled and not self.complete):
             raise DataError(f"position {position} is not among the {self.settled} known ones of epoch {self.epoch}")
-        taken = self._rounds.taken(position)
+        taken, block = self._stand(position)
         place = self._lane_start[:-1] + taken
-        block = np.searchsorted(self._block_start, place - 1, side="right") - 1
         begun = taken > 0
         next_lane = 0
         if position < self.settled:
@@ -149,6 +189,42 @@ class EpochOrder:
             np.where(begun, block - self._lane_block[:-1], 0),
             np.where(begun, place - self._block_start[block], 0),
         )
+
+    def _stand(self, position: int) -> tuple[Int64s, Int64s]:
+        """Samples taken of each lane, and the block (numbered over all lanes) of its last one; of the lane before it
+        where there is none."""
+        taken = self._rounds.taken(position)
+        return taken, np.searchsorted(self._block_start, self._lane_start[:-1] + taken - 1, side="right") - 1
+
+    def anchor_at(self, position: int) -> Anchor:
+        """What a state has to say of the counts up to ``position``, so that it can go on from there without them.
+
+        Raises what :meth:`cursors` raises.
+        """
+        _, blocks, offsets = self.cursors(position)
+        _, block = self._stand(position)
+        lengths = np.diff(self._piece_start, append=self._lane_start[-1])
+        before, counts = [], []
+        for lane, of in enumerate(block.tolist()):
+            begun = offsets[lane] > 0
+            own = slice(int(self._block_pieces[of]), int(self._block_pieces[of + 1])) if begun else slice(0)
+            counts.append(tuple(lengths[own].tolist()))
+            before.append(int(self._block_start[of] - self._lane_start[lane]) if begun else 0)
+        return Anchor(position, tuple(blocks.tolist()), tuple(before), tuple(counts))
+
+    def used_up(self, position: int) -> Int64s:
+        """Shards, sorted, of the blocks being read at ``position`` that have no sample left in them."""
+        taken, block = self._stand(position)
+        block, begin = block[taken > 0], (self._lane_start[:-1] + taken)[taken > 0]
+        end = np.append(self._block_start, self._lane_start[-1])[block + 1]
+        left = [np.arange(b, e, dtype=np.int64) for b, e in zip(begin.tolist(), end.tolist(), strict=True)]
+        places = np.concatenate([*left, np.zeros(0, dtype=np.int64)])
+        if self.shuffle:
+            places = self._mixed(places, np.repeat(block, [len(part) for part in left]))
+        piece = np.searchsorted(self._piece_start, places, side="right") - 1
+        first, last = self._block_pieces[block].tolist(), self._block_pieces[block + 1].tolist()
+        pieces = np.concatenate([np.zeros(0, np.int64), *(np.arange(a, b) for a, b in zip(first, last, strict=True))])
+        return np.setdiff1d(self._piece_shard[pieces], self._piece_shard[piece])
 
     def uses_from(self, position: int, lanes: Int64s | None = None) -> Uses:
         """Which shards are needed from ``position`` on, and when; ``lanes`` limits it to those lanes (a node's own).
@@ -181,60 +257,41 @@ class EpochOrder:
         """Shards, sorted, whose counts would settle more positions; empty when all are settled."""
         return np.unique(self._piece_shard[self._missing])
 
+    def blocking(self) -> Int64s:
+        """Those of :meth:`unsettled` without which nothing more can be settled, in order of their numbers."""
+        return np.unique(self._piece_shard[self._blocking]) if self._missing.size else self._missing
+
+    def to_count(self, position: int, sizes: Int64s) -> Int64s:
+        """Shards without a count that will be needed soon after ``position``, in about the order of their first use.
+
+        Those of the block that a lane is in and of the next one (and some more where these are few). How far a lane has
+        come before a block is guessed from ``sizes``, the shards' bytes in listing order.
+        """
+        pieces = self._drawn
+        taken, block = self._stand(min(position, self._rounds.total))
+        block = np.where(taken > 0, block, self._lane_block[:-1])
+        after = np.append(self._block_pieces, self._block_pieces[-1])
+        reach = np.minimum(block + 2, np.maximum(self._lane_block[1:], self._lane_block[:-1]))
+        until = np.maximum(after[reach], after[block] + -(-_LEAST_COUNTED // self.plan.lanes))
+        number = np.arange(len(pieces.shard), dtype=np.int64)
+        wanted = np.flatnonzero(self._unknown & (number < until[pieces.lane]))
+        before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes[pieces.shard])))
+        opening = pieces.opening[pieces.block[wanted]]
+        guess = before[opening] - before[self.plan.bounds[pieces.lane[wanted]]]
+        return self._piece_shard[wanted[np.argsort(guess, kind="stable")]]
+
     def _checked(self, positions: Int64s) -> Int64s:
         positions = np.asarray(positions, dtype=np.int64)
-        if positions.size and not (positions.min() >= 0 and positions.max() < self.settled):
+        if positions.size and not (positions.min() >= self.floor and positions.max() < self.settled):
             worst = positions.max() if positions.max() >= self.settled else positions.min()
             raise DataError(f"position {worst} is not among the {self.settled} known ones of epoch {self.epoch}")
         return positions
 
 
-def _epoch_order(plan: LanePlan, seed: int, epoch: int, block_shards: int, shuffle: bool) -> EpochOrder:
-    return EpochOrder(plan, seed=seed, epoch=epoch, block_shards=block_shards, shuffle=shuffle)
-
-
-@dataclass(frozen=True, eq=False)
-class _Pieces:
-    """An epoch's pieces, lane after lane and in the order in which they come; ``opening``: those that open a block.
-
-    ``block`` numbers the blocks of all lanes together, ``number`` those of each lane from 0.
-    """
-
-    shard: Int64s
-    start: Int64s
-    stop: Int64s
-    lane: Int64s
-    block: Int64s
-    number: Int64s
-    opening: Int64s
-
-
-def _arrange(plan: LanePlan, key: int, limit: int, *, shuffle: bool) -> _Pieces:
-    """Each lane's pieces in an order drawn from the key, grouped 1, 2, 4, ... up to ``limit``, then ``limit`` each."""
-    lane = np.repeat(np.arange(plan.lanes, dtype=np.int64), np.diff(plan.bounds))
-    shard, start, stop = plan.shard, plan.start, plan.stop
-    if shuffle:
-        drawn = np.lexsort((derive_array(key, shard, start), lane))
-        shard, start, stop = shard[drawn], start[drawn], stop[drawn]
-    nth = np.arange(len(shard), dtype=np.int64) - plan.bounds[lane]
-    edges, size, last = [0], 1, int(nth.max())
-    while edges[-1] <= last:
-        edges.append(edges[-1] + min(size, limit))
-        size = min(2 * size, limit)
-    bounds = np.array(edges, dtype=np.int64)
-    number = np.searchsorted(bounds, nth, side="right").astype(np.int64) - 1
-    opens = nth == bounds[number]
-    return _Pieces(shard, start, stop, lane, np.cumsum(opens) - 1, number, np.flatnonzero(opens))
-
-
-def _known(pieces: _Pieces) -> tuple[Int64s, Int64s]:
-    """Lengths with each lane cut off before its first block that lacks a count, and the pieces those blocks lack."""
-    unknown = pieces.stop < 0
-    first = np.full(int(pieces.lane[-1]) + 1, len(pieces.shard), dtype=np.int64)
-    np.minimum.at(first, pieces.lane[unknown], pieces.block[unknown])
-    first = first[pieces.lane]
-    lengths = np.where(pieces.block < first, pieces.stop - pieces.start, 0)
-    return lengths, np.flatnonzero(unknown & (pieces.block == first))
+def _epoch_order(
+    plan: LanePlan, seed: int, epoch: int, block_shards: int, shuffle: bool, anchor: Anchor | None = None
+) -> EpochOrder:
+    return EpochOrder(plan, seed=seed, epoch=epoch, block_shards=block_shards, shuffle=shuffle, anchor=anchor)
 
 
 def _merged(shard: Int64s, first: Int64s, last: Int64s) -> Uses:

@@ -12,15 +12,17 @@ from typing import Any, Final, TypeAlias
 
 from cachefs.errors import StateError
 
+from .anchors import Anchor
 from .batches import steps
 from .epochs import OrderSettings
 from .lanes import ORDER_VERSION
 from .order import EpochOrder
+from .statefields import MOST as MOST
+from .statefields import Fields
 
 STATE_FORMAT: Final = 1
-MOST: Final = 2**48
-"""No number in a state is larger, but for the seed: computing with them stays within 64 bits."""
-SEEDS: Final = range(-(2**63), 2**64)
+ANCHORED_FORMAT: Final = 2
+"""The format of states that tell sample counts (:attr:`LoaderState.known`); those that do not need it are as before."""
 _KIND: Final = "nearflash.loader"
 
 OrderOf: TypeAlias = Callable[[int], EpochOrder]
@@ -33,7 +35,9 @@ class LoaderState:
 
     ``data`` is the data set's digest. ``table`` names the node of each lane (empty: no nodes). ``next_lane`` and
     ``cursors`` -- per lane the block last read from and how many samples of it are used -- say the same as ``position``
-    without needing the counts of shards that lie ahead; :meth:`check` compares the two.
+    without needing the counts of shards that lie ahead; :meth:`check` compares the two. ``known``, of a data set that
+    is counted while it is read (``progressive``): per lane the samples before that block and then the counts of its
+    shards, so that the counts of what is used up are not needed either (``loader.anchors``).
     """
 
     data: str
@@ -43,6 +47,20 @@ class LoaderState:
     next_lane: int
     cursors: tuple[tuple[int, int], ...]
     table: tuple[str, ...] = ()
+    progressive: bool = False
+    known: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """What the order before this position comes to, where the state tells."""
+        if not self.progressive:
+            return None
+        return Anchor(
+            self.position,
+            tuple(block for block, _ in self.cursors),
+            tuple(lane[0] for lane in self.known),
+            tuple(lane[1:] for lane in self.known),
+        )
 
     def at(self, orders: OrderOf, epoch: int, position: int, stop: int | None = None) -> LoaderState:
         """This run's state after ``position`` samples of ``epoch``, which ends at ``stop`` (its end if ``None``).
@@ -55,16 +73,23 @@ class LoaderState:
             epoch, position = epoch + 1, 0
             order = orders(epoch)
         next_lane, cursors = _cursors(order, position)
-        return replace(self, epoch=int(epoch), position=int(position), next_lane=next_lane, cursors=cursors)
+        known: tuple[tuple[int, ...], ...] = ()
+        if self.progressive:
+            anchor = order.anchor_at(_within(order, position))
+            known = tuple((before, *counts) for before, counts in zip(anchor.before, anchor.counts, strict=True))
+        return replace(
+            self, epoch=int(epoch), position=int(position), next_lane=next_lane, cursors=cursors, known=known
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The state as strings, integers, booleans and lists of them."""
         names = list(dict.fromkeys(self.table))
         place = {name: i for i, name in enumerate(names)}
         settings = self.settings
+        known = {"known": [list(lane) for lane in self.known]} if self.progressive else {}
         return {
             "kind": _KIND,
-            "format": STATE_FORMAT,
+            "format": ANCHORED_FORMAT if self.progressive else STATE_FORMAT,
             "order": ORDER_VERSION,
             "data": self.data,
             "seed": settings.seed,
@@ -80,6 +105,7 @@ class LoaderState:
             "cursors": [list(cursor) for cursor in self.cursors],
             "nodes": names,
             "node_of_lane": [place[name] for name in self.table],
+            **known,
         }
 
     @classmethod
@@ -90,7 +116,7 @@ class LoaderState:
         another data set, a format or an order version that this version does not know, or anything that is no state.
         """
         _check_kind(raw)
-        fields = _Fields(raw)
+        fields = Fields(raw)
         state = cls(
             data=fields.text("data"),
             settings=OrderSettings(
@@ -107,8 +133,12 @@ class LoaderState:
             next_lane=fields.integer("next_lane"),
             cursors=fields.pairs("cursors"),
             table=fields.table("nodes", "node_of_lane"),
+            progressive=raw["format"] == ANCHORED_FORMAT,
+            known=fields.lists("known") if raw["format"] == ANCHORED_FORMAT else (),
         )
         lanes = state.settings.lanes
+        if state.progressive and len(state.known) != lanes:
+            raise StateError(f"the loader state has sample counts of another number of lanes than its {lanes}")
         if len(state.cursors) != lanes or state.next_lane >= lanes or len(state.table) not in (0, lanes):
             raise StateError(f"the loader state has cursors or nodes for another number of lanes than its {lanes}")
         if data is not None and data != state.data:
@@ -136,8 +166,13 @@ class LoaderState:
 
 
 def _cursors(order: EpochOrder, position: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    next_lane, blocks, offsets = order.cursors(min(position, order.total) if order.complete else position)
+    next_lane, blocks, offsets = order.cursors(_within(order, position))
     return next_lane, tuple(zip(blocks.tolist(), offsets.tolist(), strict=True))
+
+
+def _within(order: EpochOrder, position: int) -> int:
+    """Among the repeats of a padded pass the lanes stand at their ends."""
+    return min(position, order.total) if order.complete else position
 
 
 def begin_state(data: str, settings: OrderSettings, orders: OrderOf, table: Sequence[str] = ()) -> LoaderState:
@@ -161,93 +196,41 @@ def advance(
     batches it only moves a state that another batch size left short of the end into the next epoch. Raises what
     :func:`steps` raises.
     """
-    total = orders(state.epoch).total
-    rest = steps(total, global_batch, world=world, drop_last=drop_last, pad=pad, start=state.position).batches
+    epochs, position = passed(
+        orders(state.epoch), state.position, batches, global_batch, world=world, drop_last=drop_last, pad=pad
+    )
+    return state.at(orders, state.epoch + epochs, position)
+
+
+def passed(
+    order: EpochOrder, position: int, batches: int, global_batch: int, *, world: int, drop_last: bool, pad: bool
+) -> tuple[int, int]:
+    """How many epochs on, and at which position, a run goes on after ``batches`` batches from ``position`` of one.
+
+    Needs no length as long as another whole batch is settled behind them.
+    """
+    if not order.complete and position + (batches + 1) * global_batch <= order.settled:
+        return 0, position + batches * global_batch
+    total = order.total
+    rest = steps(total, global_batch, world=world, drop_last=drop_last, pad=pad, start=position).batches
     if batches < rest:
-        return state.at(orders, state.epoch, state.position + batches * global_batch)
+        return 0, position + batches * global_batch
     each = steps(total, global_batch, world=world, drop_last=drop_last, pad=pad).batches
     epochs, behind = divmod(batches - rest, each)
-    return state.at(orders, state.epoch + 1 + epochs, behind * global_batch)
+    return 1 + epochs, behind * global_batch
 
 
 def _check_kind(raw: Mapping[str, Any]) -> None:
     if not isinstance(raw, Mapping) or raw.get("kind") != _KIND:
-        raise StateError("this is not a loader state", hint="pass what state_dict() returned")
-    for key, name, own in (("format", "state format", STATE_FORMAT), ("order", "order version", ORDER_VERSION)):
+        raise StateError(
+            "this is not a loader state",
+            hint="pass what state_dict() returned; a StatefulDataLoader's goes through state_from()",
+        )
+    formats = (STATE_FORMAT, ANCHORED_FORMAT)
+    for key, name, own in (("format", "state format", formats), ("order", "order version", (ORDER_VERSION,))):
         found = raw.get(key)
-        if found != own:
+        if found not in own or isinstance(found, bool):
             raise StateError(
-                f"the loader state has {name} {found!r}, this version of nearflash knows {name} {own}",
+                f"the loader state has {name} {found!r}, this version of nearflash knows {name} {own[-1]}",
                 hint="use the version it was saved with",
             )
-
-
-class _Fields:
-    """Typed access to the fields of a state that came from outside."""
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._raw = raw
-
-    def _wrong(self, name: str, wanted: str) -> StateError:
-        return StateError(f"the loader state's field {name!r} is not {wanted}", hint="the state is damaged")
-
-    def text(self, name: str) -> str:
-        value = self._raw.get(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, "a string")
-        return value
-
-    def flag(self, name: str) -> bool:
-        value = self._raw.get(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "a boolean")
-        return value
-
-    def choice(self, name: str, options: tuple[str, ...]) -> str:
-        value = self.text(name)
-        if value not in options:
-            raise self._wrong(name, f"one of {', '.join(options)}")
-        return value
-
-    def integer(self, name: str, least: int = 0) -> int:
-        value = self._raw.get(name)
-        if not _is_integer(value, least):
-            raise self._wrong(name, f"an integer from {least} to 2**48")
-        return int(value)  # type: ignore[arg-type]
-
-    def seed(self, name: str) -> int:
-        value = self._raw.get(name)
-        if not is_seed(value):
-            raise self._wrong(name, "an integer of 64 bits")
-        return int(value)  # type: ignore[arg-type]
-
-    def _list(self, name: str) -> list[Any]:
-        value = self._raw.get(name)
-        if not isinstance(value, list | tuple):
-            raise self._wrong(name, "a list")
-        return list(value)
-
-    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
-        out = []
-        for pair in self._list(name):
-            if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(_is_integer(value) for value in pair)):
-                raise self._wrong(name, "a list of pairs of integers")
-            out.append((pair[0], pair[1]))
-        return tuple(out)
-
-    def table(self, names: str, places: str) -> tuple[str, ...]:
-        nodes, table = self._list(names), self._list(places)
-        if not all(isinstance(node, str) for node in nodes):
-            raise self._wrong(names, "a list of strings")
-        if not all(_is_integer(place) and place < len(nodes) for place in table):
-            raise self._wrong(places, f"a list of places in {names!r}")
-        return tuple(nodes[place] for place in table)
-
-
-def is_seed(value: object) -> bool:
-    """Whether it can seed an order: an integer of 64 bits, signed or not."""
-    return isinstance(value, int) and not isinstance(value, bool) and value in SEEDS
-
-
-def _is_integer(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST

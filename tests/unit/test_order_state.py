@@ -138,7 +138,9 @@ def test_states_of_other_data_versions_and_things_are_refused() -> None:
     raw = fresh(orders).to_dict()
     with pytest.raises(StateError, match="data set data-1, but this is data set data-2"):
         LoaderState.from_dict(raw, data="data-2")
-    with pytest.raises(StateError, match="state format 2, this version of nearflash knows state format 1"):
+    with pytest.raises(StateError, match="state format 3, this version of nearflash knows state format 2"):
+        LoaderState.from_dict({**raw, "format": 3})
+    with pytest.raises(StateError, match="'known' is not a list"):
         LoaderState.from_dict({**raw, "format": 2})
     with pytest.raises(StateError, match="order version 7, this version of nearflash knows order version 1"):
         LoaderState.from_dict({**raw, "order": 7})
@@ -207,8 +209,10 @@ def test_a_run_without_all_counts_has_states_too() -> None:
     assert state.at(partial, 0, settled - 1) == state.at(full, 0, settled - 1)
     with pytest.raises(DataError, match="known ones"):
         state.at(partial, 0, settled)
+    last = settled // 4 - 1
+    assert advance(state, last, partial, global_batch=4) == advance(state, last, full, global_batch=4)
     with pytest.raises(CountsUnknown):
-        advance(state, 1, partial, global_batch=4)
+        advance(state, last + 1, partial, global_batch=4)
 
 
 def test_exchange_is_part_of_the_state() -> None:
