@@ -73,14 +73,16 @@ class Window:
         """These rows (numbers in the shard) of every column. ``run``: whether they are neighbours in order."""
         n = len(rows)
         first = int(rows[0]) - self.first
-        within = rows - self.first
-        places: Any = slice(first, first + n) if run else within
+        places: Any = slice(first, first + n) if run else rows - self.first
+        within: Int64s | None = None if run else places
         out: dict[str, Any] = {}
         for name, cells in self._cells:
             values = cells.array if cells.array is not None else cells.stacked
             if values is not None:
                 out[name] = values[places]
                 continue
+            if within is None:
+                within = rows - self.first
             try:
                 out[name] = cells.many(within) if cells.many is not None else list(map(cells.get, within.tolist()))
             except ValueError as e:
@@ -129,7 +131,9 @@ class Pieces:
         first, last = int(rows[0]), int(rows[-1])
         run = last - first == n - 1 and bool((rows[1:] > rows[:-1]).all())
         if run:
-            window = self._find(first, fields, url)
+            window = self._now
+            if window is None or not window.first <= first < window.last or window.fields is not fields:
+                window = self._now = self._find(first, fields, url)
             if last < window.last:
                 return window.columns(rows, True, url)
             return self._in_order(rows, True, fields, url)
