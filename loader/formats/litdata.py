@@ -33,8 +33,8 @@ from .abc import Bytes, Format, Objects, Opened, Ready, all_there
 from .listing import INDEX, tool_of
 from .litdata_index import LitIndex, Shape, index_chunk
 from .litdata_items import Items, Rows, TokenRows
-from .litdata_leaves import Leaf
 from .litdata_listing import LitConfig, read_litdata_index
+from .litdata_tree import LEAF
 from .packed import ZSTD, unzstd
 
 _CHUNK = re.compile(r"chunk-(\d+)-\d+\.")
@@ -145,7 +145,6 @@ class LitData(Format):
             return ""
         leaves = index.shape.decoders()
         for field in index.shape.fields():
-            leaf = leaves[field.first] if field.name == name and field.node.kind == "leaf" else None
-            if isinstance(leaf, Leaf):
-                return leaf.kind
+            if field.name == name and field.node is LEAF:
+                return leaves[field.first].kind
         return ""

@@ -71,16 +71,9 @@ class Shape(NamedTuple):
             first += child.leaves
         return tuple(found)
 
-    def decoders(self) -> tuple[Leaf | str, ...]:
-        """Per leaf what decodes it, or, where it cannot be read, why not."""
-        return tuple(_leaf_or_reason(leaf, self.allow_pickle) for leaf in self.leaves)
-
-
-def _leaf_or_reason(serializer: str, allow_pickle: bool) -> Leaf | str:
-    try:
-        return make_leaf(serializer, allow_pickle)
-    except ValueError as e:
-        return str(e)
+    def decoders(self) -> tuple[Leaf, ...]:
+        """Per leaf what decodes it; one that cannot be read raises :class:`RefusedLeaf` there."""
+        return tuple(make_leaf(leaf, self.allow_pickle) for leaf in self.leaves)
 
 
 @dataclass(slots=True)

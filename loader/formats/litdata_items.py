@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from ..sample import Sample
 from .abc import Bytes
 from .arrow import Arrow
 from .litdata_index import LitIndex
+from .litdata_leaves import RefusedLeaf
+from .litdata_tree import LEAF
 from .packed import unzstd
 
 TOKENS = "tokens"
@@ -24,50 +27,47 @@ class Items:
 
     def __init__(self, data: Bytes, index: LitIndex) -> None:
         self._data = data
-        self._offsets = index.offsets
+        self._offsets = index.offsets.data
         self._frames = index.frames
         self._inflated: dict[int, Bytes] = {}
         self._single = index.shape.wrap == "sample"
         self._fields = index.shape.fields()
         self._leaves = index.shape.decoders()
         self._sizes = struct.Struct(f"<{len(self._leaves)}I")
-        self._simple = all(field.node.kind == "leaf" for field in self._fields)
 
     def read(self, i: int, url: str, fields: frozenset[str] | None) -> Sample:
         item, at = self._item(i, url)
         head = self._sizes.size
         if len(item) < head:
             raise FormatError(f"item {i} is too short for the sizes of its values", url=url, offset=at)
-        sizes = self._sizes.unpack_from(item.data)
-        if head + sum(sizes) != len(item):
+        ends = [*accumulate(self._sizes.unpack_from(item.data), initial=head)]
+        if ends[-1] != len(item):
             raise FormatError(
-                f"the values of item {i} take {head + sum(sizes)} bytes, the item has {len(item)}", url=url, offset=at
+                f"the values of item {i} take {ends[-1]} bytes, the item has {len(item)}", url=url, offset=at
             )
-        ends = [head]
-        for size in sizes:
-            ends.append(ends[-1] + size)
         sample = Sample()
-        for name, first, node in self._fields:
-            if fields is None or name in fields:
-                values = [
-                    self._value(leaf, item[ends[leaf] : ends[leaf + 1]], name, i, url, at + ends[leaf])
-                    for leaf in range(first, first + node.leaves)
-                ]
-                sample[name] = values[0] if node.kind == "leaf" else node.build(iter(values))
-        return sample
-
-    def _value(self, leaf: int, raw: Bytes, name: str, i: int, url: str, at: int) -> Any:
-        decoder = self._leaves[leaf]
-        if isinstance(decoder, str):
-            raise FormatError(f"field {name!r} {decoder}", url=url, offset=at, hint="leave it out with fields=[...]")
+        leaf = 0
         try:
-            return decoder.decode(raw)
+            for name, first, node in self._fields:
+                if fields is None or name in fields:
+                    leaf = first
+                    if node is LEAF:
+                        sample[name] = self._leaves[leaf].decode(item[ends[leaf] : ends[leaf + 1]])
+                        continue
+                    values = []
+                    for leaf in range(first, first + node.leaves):
+                        values.append(self._leaves[leaf].decode(item[ends[leaf] : ends[leaf + 1]]))
+                    sample[name] = node.build(iter(values))
+        except RefusedLeaf as e:
+            hint = "leave it out with fields=[...]"
+            raise FormatError(f"field {name!r} {e}", url=url, offset=at + ends[leaf], hint=hint) from None
         except ValueError as e:
-            raise FormatError(f"field {name!r} of item {i}: {e}", url=url, offset=at) from e
+            raise FormatError(f"field {name!r} of item {i}: {e}", url=url, offset=at + ends[leaf]) from e
+        return sample
 
     def _item(self, i: int, url: str) -> tuple[Bytes, int]:
         """An item's bytes, decompressed, and the byte of the chunk to name in messages."""
-        begin, end = self._offsets[i : i + 2].tolist()
+        begin, end = self._offsets[i], self._offsets[i + 1]
         if self._frames is not None:
             return self._framed(i, begin, end, url)
         item = self._data[begin:end]
@@ -88,7 +88,7 @@ class Items:
                 whole = self._inflated[number] = unzstd(self._data[at : at + packed], url, size)
             except FormatError as e:
                 raise FormatError(f"item {i} is in a damaged frame: {e.what}", url=url, offset=at) from e
-        base = int(self._offsets[first])
+        base = self._offsets[first]
         return whole[begin - base : end - base], at
 
 
@@ -108,7 +108,8 @@ class Rows:
             offset = None if e.offset is None else e.offset + self._at
             raise FormatError(e.what, url=url, offset=offset, hint=e.hint) from e
         for name, value in sample.items():
-            sample[name] = _plain(value)
+            if not isinstance(value, str):
+                sample[name] = _plain(value)
         return sample
 
 

@@ -57,8 +57,26 @@ class Leaf:
     kind: str = ""
 
 
+class RefusedLeaf(ValueError):
+    """A leaf that is unknown, or not to be read, and why."""
+
+
 def make_leaf(serializer: str, allow_pickle: bool) -> Leaf:
-    """What an index's ``data_format`` names. ``ValueError``: unknown or refused, in words."""
+    """What an index's ``data_format`` names. Of one that is unknown or refused, ``decode`` raises ``RefusedLeaf``."""
+    try:
+        return _leaf(serializer, allow_pickle)
+    except ValueError as e:
+        return Leaf(_refuse(str(e)))
+
+
+def _refuse(why: str) -> Callable[[Bytes], Any]:
+    def decode(raw: Bytes) -> Any:
+        raise RefusedLeaf(why)
+
+    return decode
+
+
+def _leaf(serializer: str, allow_pickle: bool) -> Leaf:
     base, _, rest = serializer.partition(":")
     if serializer in _PLAIN:
         return _PLAIN[serializer]

@@ -15,7 +15,7 @@ import zstandard
 import loader
 from cachefs.errors import ConfigError, FormatError, NotFound, UnknownFormat
 from loader.formats import LitData
-from loader.formats.litdata_leaves import dtype_of, make_leaf
+from loader.formats.litdata_leaves import RefusedLeaf, dtype_of, make_leaf
 from loader.formats.litdata_listing import read_litdata_index
 from loader.formats.litdata_nested import parse_nested
 from loader.formats.litdata_tree import parse_tree
@@ -124,8 +124,8 @@ class TestLeaves:
         "serializer", ["pickle", "graph:pickle", "mine", "no_header_numpy:99", "no_header_tensor:x", "no_header_numpy"]
     )
     def test_serializers_that_are_refused(self, serializer: str) -> None:
-        with pytest.raises(ValueError):
-            make_leaf(serializer, False)
+        with pytest.raises(RefusedLeaf):
+            make_leaf(serializer, False).decode(raw(b""))
 
     def test_dtypes_of_tokens(self) -> None:
         assert dtype_of("no_header_tensor:15") == np.int32
