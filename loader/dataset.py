@@ -32,6 +32,7 @@ from .reading import Reading
 from .samples import Transform
 from .sources import Source
 from .state import MOST
+from .stateful import state_from
 from .workers import Worker, find_worker
 
 if TYPE_CHECKING:
@@ -141,7 +142,13 @@ class ShardDataset(IterableDataset[Any]):
         return Batches(self, collate_fn)
 
     def claim_pass(self) -> Start:
-        """Let the next pass be this process's: it is begun, whether or not it is ever read."""
+        """Let the next pass be this process's: it is begun, whether or not it is ever read.
+
+        Except the one right after :meth:`load_state_dict`, which is begun again if nothing was read of it:
+        StatefulDataLoader makes an iterator to load a state into, and at an epoch's end another one to read.
+        """
+        if self._claim is not None and not self._has_read(self._claim):
+            self._cell.take_back(self._claim)
         self._iterations += 1
         return self._begin()
 
@@ -153,6 +160,9 @@ class ShardDataset(IterableDataset[Any]):
     def _worker(self, ahead: int = 0) -> Worker | None:
         worker = find_worker()
         return None if worker is None else worker.in_iteration(self._iterations + ahead)
+
+    def _has_read(self, claim: Start) -> bool:
+        return self._progress is not None and self._progress.start == claim
 
     def begin_pass(self, claim: Start | None = None, *, threads: int = 1) -> Reading:
         """The pass that was claimed, else the next one, to be read by so many threads of this process.
@@ -251,7 +261,7 @@ class ShardDataset(IterableDataset[Any]):
         ``StateError`` for the state of another data set.
         """
         worker = find_worker()
-        first = worker_from_dict(state, worker)
+        first = worker_from_dict(self._definition, state, worker)
         base = base_from_dict(self._definition, state)
         cell = self._cell
         if worker is not None:
@@ -259,15 +269,14 @@ class ShardDataset(IterableDataset[Any]):
             self._worker_first = first
         else:
             cell.own()
-            cell.write(base)
+            cell.write(base, loaded=True)
         self._progress = None
 
     def _adopt(self, base: Base) -> None:
         """In a DataLoader worker: the state counts for the pass it has begun and not read from, else for its next."""
-        now, then, claim, progress = self._worker(), self._worker(1), self._claim, self._progress
+        now, then, claim = self._worker(), self._worker(1), self._claim
         assert now is not None and then is not None
-        read = progress is not None and progress.start == claim
-        if claim is not None and not read and self._cell.has_begun(claim, now):
+        if claim is not None and not self._has_read(claim) and self._cell.has_begun(claim, now):
             self._cell.adopt(base, now, claim)
         else:
             self._cell.adopt(base, then, None)
@@ -291,6 +300,11 @@ class ShardDataset(IterableDataset[Any]):
             )
         self._cell.own()
         return base_to_dict(self._definition, after_stamp(self._definition, self._cell.base(), stamp))
+
+    def state_from(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What a ``StatefulDataLoader`` over this data set saved, as a state that loads at any number of ranks and
+        workers: pass it to :meth:`load_state_dict`, and none to the DataLoader."""
+        return state_from(self._definition, state)
 
     # --- between processes ---
 

@@ -13,10 +13,11 @@ from .epochcell import Base, Start
 from .passes import PassPlan
 from .sample import Stamp
 from .state import LoaderState, advance, begin_state
+from .statefields import MOST
 from .workers import Worker
 
 _STOP = "stop"
-_WORKER = "worker"
+WORKER = "worker"
 
 
 @dataclass
@@ -111,30 +112,72 @@ def after_stamp(definition: Definition, base: Base, stamp: Stamp) -> Base:
     return after_batches(definition, Start(0, 0, Base(stamp.epoch, stamp.end, base.settings)), 0)
 
 
+@dataclass(frozen=True)
+class WorkerPart:
+    """What a state says of one DataLoader worker: the batch of its pass that it reads next, or one of another's before.
+
+    ``size``: samples in a global batch.
+    """
+
+    index: int
+    count: int
+    batch: int
+    size: int
+
+    @property
+    def used(self) -> int:
+        """How many batches of its share lie before that."""
+        return -(-max(self.batch - self.index, 0) // self.count)
+
+
 def worker_to_dict(definition: Definition, progress: Progress, worker: Worker) -> dict[str, Any]:
-    """One worker's own position: the pass it reads and the batch of it that it reads next."""
+    """One worker's own position: the pass it reads and the batch of it that it reads next.
+
+    Raises ``StateError`` within a batch: then DataLoader deals other batches than the data set.
+    """
+    if progress.samples:
+        raise StateError(
+            f"a DataLoader worker's state after {progress.samples} sample(s) of a batch",
+            hint="give DataLoader the data set's batch_size, or use DataLoader(dataset.batched(), batch_size=None)",
+        )
     start = progress.start
     base = Base(start.epoch, start.position, start.base.settings, start.stop)
     out = base_to_dict(definition, base)
-    out[_WORKER] = {"index": worker.index, "count": worker.count, "batch": progress.batches}
+    size = progress.plan.rule.global_batch
+    out[WORKER] = {"index": worker.index, "count": worker.count, "batch": progress.batches, "size": size}
     return out
 
 
-def worker_from_dict(raw: Mapping[str, Any], worker: Worker | None) -> int:
+def worker_part(raw: Mapping[str, Any]) -> WorkerPart:
+    """The worker's position in its state. Raises ``StateError``."""
+    part = raw.get(WORKER)
+    values = [part.get(name) if isinstance(part, Mapping) else None for name in ("index", "count", "batch", "size")]
+    numbers = [value for value in values if isinstance(value, int) and 0 <= value <= MOST]
+    if len(numbers) < len(values) or numbers[0] >= numbers[1] or not numbers[3]:
+        raise StateError("the loader state's field 'worker' is not a worker's position")
+    return WorkerPart(*numbers)
+
+
+def worker_from_dict(definition: Definition, raw: Mapping[str, Any], worker: Worker | None) -> int:
     """The batch at which this worker goes on; 0 for a state that is no worker's. Raises ``StateError``."""
-    part = raw.get(_WORKER)
-    if part is None:
+    if raw.get(WORKER) is None:
         return 0
     if worker is None:
         raise StateError(
-            "this is the state of one DataLoader worker", hint="load it where it was saved, or use state_after(batch)"
+            "this is the state of one DataLoader worker",
+            hint="load it where it was saved, or make a state that loads anywhere with state_from or state_after",
         )
-    if not isinstance(part, Mapping) or any(not isinstance(part.get(k), int) for k in ("index", "count", "batch")):
-        raise StateError("the loader state's field 'worker' is not a worker's position")
-    if (part["index"], part["count"]) != (worker.index, worker.count):
+    part = worker_part(raw)
+    if (part.index, part.count) != (worker.index, worker.count):
         raise StateError(
-            f"the state of worker {part['index']} of {part['count']} cannot be loaded in worker {worker.index} of "
+            f"the state of worker {part.index} of {part.count} cannot be loaded in worker {worker.index} of "
             f"{worker.count}",
-            hint="keep num_workers, or save with state_after(batch), which loads at any number",
+            hint="keep num_workers, or load dataset.state_from(state) into the data set: it fits any number",
         )
-    return int(part["batch"])
+    size = definition.rule.global_batch
+    if part.size != size:
+        raise StateError(
+            f"the state of a worker that read batches of {part.size} samples cannot be loaded where they have {size}",
+            hint="keep batch_size and world size, or load dataset.state_from(state) into the data set",
+        )
+    return part.batch
