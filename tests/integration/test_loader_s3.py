@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ from torch.utils.data import DataLoader
 import loader
 from cachefs.errors import Changed, Denied, NotFound
 from cachefs.objstore.blocking import BlockingStore
+from cachefs.shard import FillingView
 from cachefs.testing.node import Node, node
 from cachefs.testing.s3proxy import CountingProxy
 from cachefs.testing.seaweed import SeaweedServer
 from loader import ShardDataset
-from loader.formats import Tokens
+from loader.formats import Tokens, WebDataset
 from loader.testing import mapped_at, write_mds, write_tars, write_tokens
 
 pytestmark = pytest.mark.s3
@@ -186,3 +188,56 @@ def test_a_data_set_larger_than_the_quota_is_read_all_the_same(bucket: Bucket) -
     ds = ShardDataset(url, batch_size=1, client=client)
     for _ in range(2):
         assert {sample["bin"].tobytes() for sample in ds} == set(values)
+
+
+def test_an_index_is_made_once_and_kept_beside_the_shard(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = write_tars(bucket.folder / "kept", [5, 7])
+    url = bucket.upload("kept")
+    first = [bytes(sample["bin"]) for sample in bucket.open(url, shuffle=False)]
+    assert first[:12] == values
+
+    def walked(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the shard was walked again")
+
+    monkeypatch.setattr(WebDataset, "index", walked)
+    again = bucket.open(url, shuffle=False)  # knows nothing of the first, as another process of this node
+    assert [bytes(sample["bin"]) for sample in again] == first
+    assert bucket.gets().total() == sum(path.stat().st_size for path in (bucket.folder / "kept").iterdir())
+
+
+def test_a_damaged_kept_index_is_made_anew(bucket: Bucket) -> None:
+    write_tars(bucket.folder / "torn", [6])
+    url = bucket.upload("torn")
+    wanted = [bytes(sample["bin"]) for sample in bucket.open(url, shuffle=False)]
+    attached = [path for path in bucket.node.settings.cache_dir.rglob("attached/**/*") if path.is_file()]
+    assert attached
+    for path in attached:
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    assert [bytes(sample["bin"]) for sample in bucket.open(url, shuffle=False)] == wanted
+
+
+def test_a_shard_is_indexed_while_it_arrives(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tars(bucket.folder / "slow", [40], payload=100_000)
+    url = bucket.upload("slow") + "/000.tar"
+    times: list[float] = []
+    ready = FillingView.ready
+
+    def timed(self: FillingView, start: int, end: int) -> None:
+        ready(self, start, end)
+        times.append(time.monotonic())
+
+    monkeypatch.setattr(FillingView, "ready", timed)
+    origin = replace(bucket.seaweed.origin, endpoint=bucket.proxy.endpoint)
+    with node(tmp_path / "small chunks", origin, chunk_size=1 << 17) as here:
+        client = here.client()
+        client.stat(url)  # the daemon runs
+        bucket.proxy.set_rate(4e6)
+        began = time.monotonic()
+        with loader.open_shard(url, "webdataset", client=client) as shard:
+            assert len(shard) == 40
+            assert all(len(sample["bin"]) == 100_000 for sample in shard)
+    # the walk went along with the download, instead of beginning at its end
+    half = times[len(times) // 2] - began
+    assert half < 0.8 * (times[-1] - began), (half, times[-1] - began)
