@@ -73,10 +73,13 @@ def raw_to_pil(raw: Any) -> Any:
 
 
 def to_tensor(value: Any) -> Any:
-    """A numpy array or scalar as a tensor over the same memory, copied only where torch cannot take it as it is."""
+    """A numpy array or scalar as a tensor over the same memory, copied only where torch cannot take it as it is.
+
+    What no tensor holds (times, text) stays as it is.
+    """
     import torch
 
-    if not isinstance(value, np.ndarray | np.generic):
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biufc":
         return value
     array = np.asarray(value)
     native = array.astype(array.dtype.newbyteorder("="), copy=not (array.flags.aligned and array.flags.writeable))

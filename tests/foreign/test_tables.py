@@ -210,3 +210,11 @@ class TestHuggingFace:
                     assert sample["image"].dtype == torch.uint8 and sample["image"].shape[0] == 3
                 else:
                     assert sample["image"].mode == "RGB"
+
+
+def test_what_no_tensor_holds_stays_as_it_is(tmp_path: Path) -> None:
+    table = pa.table({"at": pa.array([86400, None], pa.timestamp("s")), "text": ["a", None], "n": [1, None]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    first, second = loader.ShardDataset(tmp_path / "x.parquet", batch_size=1, shuffle=False, decode="torch")
+    assert first["at"] == np.datetime64("1970-01-02") and first["text"] == "a" and first["n"] == torch.tensor(1)
+    assert list(second.values()) == [None, None, None]
