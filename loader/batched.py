@@ -34,7 +34,7 @@ class Batches(IterableDataset[Any]):
     def __init__(self, dataset: ShardDataset, collate_fn: Collate | None) -> None:
         super().__init__()
         self.dataset = dataset
-        self._collate = collate_fn
+        self.collate_fn = collate_fn
 
     def __len__(self) -> int:
         """Batches in a whole epoch: the same for every rank."""
@@ -46,7 +46,7 @@ class Batches(IterableDataset[Any]):
 
     def _read(self, claim: Start) -> Iterator[Any]:
         with self.dataset.begin_pass(claim) as reading:
-            whole = batch_reader(reading, self._collate)
+            whole = batch_reader(reading, self.collate_fn)
             for batch, stamp, places in reading.batches():
                 out = whole(batch, stamp, places)
                 reading.handed_out(batch, stamp.size, stamp.size)

@@ -18,6 +18,7 @@ from .epochcell import Base, EpochCell, Start
 from .formats import Format, resolve
 from .manifest import Manifest
 from .manifest_file import save_manifest
+from .passes import BatchRule
 from .progress import (
     Progress,
     after_batches,
@@ -29,6 +30,7 @@ from .progress import (
     worker_to_dict,
 )
 from .reading import Reading
+from .resharding import is_counted_by_accelerate, refuse_resharding
 from .samples import Transform
 from .sources import Source
 from .state import MOST
@@ -147,6 +149,7 @@ class ShardDataset(IterableDataset[Any]):
         Except the one right after :meth:`load_state_dict`, which is begun again if nothing was read of it:
         StatefulDataLoader makes an iterator to load a state into, and at an epoch's end another one to read.
         """
+        refuse_resharding(self._definition.place)
         if self._claim is not None and not self._has_read(self._claim):
             self._cell.take_back(self._claim)
         self._iterations += 1
@@ -183,6 +186,11 @@ class ShardDataset(IterableDataset[Any]):
         return self._definition.steps.samples(self._definition.place.rank)
 
     @property
+    def rule(self) -> BatchRule:
+        """How an epoch is cut into batches, and which rank's part of each is read."""
+        return self._definition.rule
+
+    @property
     def steps(self) -> int:
         """Batches in a whole epoch, the same for every rank."""
         return self._definition.steps.batches
@@ -217,6 +225,9 @@ class ShardDataset(IterableDataset[Any]):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= MOST:
             raise StateError(f"set_epoch({epoch!r}): an epoch is a number from 0 to 2**48")
+        refuse_resharding(self._definition.place)
+        if is_counted_by_accelerate():
+            return
         cell = self._cell
         cell.own()
         start = cell.next_pass()

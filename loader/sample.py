@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cachefs.errors import MissingField
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class Stamp(NamedTuple):
@@ -46,6 +49,16 @@ class Batch(_Stamped):
     """Several samples, field by field: a stacked tensor where shapes agree, else a list in sample order."""
 
     _thing = "batch"
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Self:
+        """This batch with its tensors on a device, those in its lists and mappings too.
+
+        Lightning, accelerate and others move a batch by this method; moved by its items it would lose its stamp.
+        """
+        from .transfer import on_tensors  # which needs torch
+
+        moved: Self = on_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return moved
 
 
 class _Folded(_Stamped):

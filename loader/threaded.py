@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from .batched import Batches
     from .dataset import ShardDataset
     from .epochcell import Start
     from .passes import Run
@@ -83,6 +84,10 @@ class Loader:
     def __len__(self) -> int:
         """Batches in a whole epoch: the same for every rank."""
         return self.dataset.steps
+
+    def batched(self) -> Batches:
+        """The same batches as a data set, for code that wants a ``DataLoader`` of one."""
+        return self.dataset.batched(self._collate)
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches of the next pass."""

@@ -74,7 +74,7 @@ def on_tensors(value: Any, change: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Batch):
-        changed = Batch({name: on_tensors(part, change) for name, part in value.items()})
+        changed = type(value)({name: on_tensors(part, change) for name, part in value.items()})
         changed.stamp = value.stamp
         return changed
     if isinstance(value, Mapping):
