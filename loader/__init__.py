@@ -7,6 +7,7 @@ for batch in torch.utils.data.DataLoader(ds, batch_size=32, num_workers=2, colla
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import formats
@@ -37,8 +38,8 @@ _LAZY = {"Batches": ".batched", "Loader": ".threaded", "ShardDataset": ".dataset
 
 
 def __getattr__(name: str) -> Any:
+    if name == "accelerate":  # a module that needs the package of that name
+        return import_module(".accelerate", __name__)
     if name in _LAZY:
-        from importlib import import_module
-
         return getattr(import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
