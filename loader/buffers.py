@@ -10,6 +10,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cachefs.errors import DataError, FormatError
+from cachefs.forklock import ForkLock
 
 from .formats import Format, SampleIndex
 from .opening import OpenShard, open_mapped
@@ -24,25 +25,29 @@ PRIVATE_BYTES = 1 << 30
 
 
 class IndexCache:
-    """Sample indexes by shard number, the least recently used dropped beyond ``limit`` bytes. One process's own."""
+    """Sample indexes by shard number, the least recently used dropped beyond ``limit`` bytes. One process's own, for
+    any number of threads."""
 
     def __init__(self, limit: int = INDEX_BYTES) -> None:
         self._limit = limit
+        self._lock = ForkLock()
         self._held: OrderedDict[int, SampleIndex] = OrderedDict()
         self.nbytes = 0
 
     def get(self, number: int) -> SampleIndex | None:
-        index = self._held.get(number)
-        if index is not None:
-            self._held.move_to_end(number)
-        return index
+        with self._lock.of_this_process():
+            index = self._held.get(number)
+            if index is not None:
+                self._held.move_to_end(number)
+            return index
 
     def put(self, number: int, index: SampleIndex) -> None:
-        old = self._held.pop(number, None)
-        self.nbytes += index.nbytes - (old.nbytes if old is not None else 0)
-        self._held[number] = index
-        while self.nbytes > self._limit:
-            self.nbytes -= self._held.popitem(last=False)[1].nbytes
+        with self._lock.of_this_process():
+            old = self._held.pop(number, None)
+            self.nbytes += index.nbytes - (old.nbytes if old is not None else 0)
+            self._held[number] = index
+            while self.nbytes > self._limit:
+                self.nbytes -= self._held.popitem(last=False)[1].nbytes
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (IndexCache, (self._limit,))  # a spawned worker indexes what it opens

@@ -182,7 +182,11 @@ class ShardDataset(IterableDataset[Any]):
         return reading
 
     def __len__(self) -> int:
-        """Samples that this rank yields in a whole epoch. Lists and counts the data set if that is still to do."""
+        """Samples that this rank yields in a whole epoch. Lists the data set if that is still to do.
+
+        Raises ``CountsUnknown``, a ``TypeError``, while a data set that is counted as it is read (``loader.manifest``)
+        has shards that are not: see :meth:`count` and :meth:`estimated_len`. The same holds for :attr:`steps`.
+        """
         return self._definition.steps.samples(self._definition.place.rank)
 
     @property
@@ -195,14 +199,26 @@ class ShardDataset(IterableDataset[Any]):
         """Batches in a whole epoch, the same for every rank."""
         return self._definition.steps.batches
 
+    def count(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Count all shards that are not yet, which fetches them. ``progress(counted, shards)`` is called now and then.
+
+        Changes nothing of the order."""
+        self._definition.count(progress)
+
+    def estimated_len(self) -> int:
+        """About how many samples this rank yields in a whole epoch: exact once all shards are counted."""
+        definition = self._definition
+        return definition.steps_of(definition.estimated_total()).samples(definition.place.rank)
+
     @property
     def manifest(self) -> Manifest:
-        """The shards with sizes, versions and counts."""
+        """The shards with sizes, versions and the counts that are known."""
         return self._definition.manifest
 
     def save_manifest(self, path: str | os.PathLike[str]) -> None:
         """Keep the manifest as a local file (``*.manifest``), which may be given as ``source``: then nothing is listed
-        or counted again. It stands for the shards as they are now (:mod:`loader.manifest_file`)."""
+        or counted again. It stands for the shards as they are now (:mod:`loader.manifest_file`). Counts what is not."""
+        self.count()
         save_manifest(self.manifest, path)
 
     @property

@@ -8,27 +8,34 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachefs.errors import ConfigError
 
+from .anchors import Anchor
 from .batches import Steps, steps
-from .buffers import IndexCache, ShardPool
+from .buffers import IndexCache, ShardPool, Shards
+from .counted import CountedShards
 from .decode import Decode, DecodeOption
 from .epochcell import Start
 from .epochs import Orders, OrderSettings
 from .formats import Format, Tokens
+from .growing import GrowingOrders
+from .lookahead import Lookahead
 from .manifest import Manifest, build_manifest
 from .manifest_file import SUFFIX, parse_manifest
+from .order import EpochOrder
 from .passes import BatchRule, PassPlan, Prefetch
 from .rowgather import WindowRows
 from .samples import Recipe, SampleReader, Transform
 from .sharedpool import SharedPool
-from .shelf import Shelf
+from .shelf import SharedNumbers, Shelf
 from .sources import Source
 from .statefields import is_seed
+from .tally import Tally
 from .workers import Place, find_place, parent_of_worker
 
 if TYPE_CHECKING:
@@ -112,8 +119,11 @@ class Definition:
         self._client = client
         self._settled: tuple[int, Place] | None = None  # by which process
         self._manifest: Manifest | None = None
-        self._orders: tuple[Any, Orders] | None = None
+        self._orders: tuple[Any, Orders | GrowingOrders] | None = None
         self._shelf = Shelf()
+        self._numbers = SharedNumbers()
+        self._tally: Tally | None = None
+        self._anchor: tuple[OrderSettings, int, Anchor] | None = None  # of which epoch
         self._rows: tuple[int, int, WindowRows] | None = None  # process, capacity
         self.indexes = IndexCache()
 
@@ -145,8 +155,9 @@ class Definition:
         return options.batch_size * self.place.world
 
     @property
-    def manifest(self) -> Manifest:
-        """Listed and counted at first use, by one of the processes that share this object by fork."""
+    def listing(self) -> Manifest:
+        """Listed at first use, and counted unless it is progressive, by one of the processes that share this object by
+        fork."""
         if self._manifest is None:
             with self._shelf.held():
                 found = self._shelf.read()
@@ -156,6 +167,49 @@ class Definition:
                     self._manifest = self._build()
                     self._shelf.write(self._manifest.to_bytes())
         return self._manifest
+
+    @property
+    def tally(self) -> Tally | None:
+        """The counts of a progressive data set; ``None`` for one that is counted before the first batch."""
+        if self._tally is None and self.listing.progressive:
+            self._tally = Tally(
+                self.listing, self.client, self._numbers, on_error=self.options.on_error, indexes=self.indexes
+            )
+        return self._tally
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shards with the counts that are known now."""
+        listing, tally = self.listing, self.tally
+        if tally is None:
+            return listing
+        return replace(listing, counts=tally.counts(), damaged=tally.damaged(), skipped=tally.skipped)
+
+    @property
+    def damaged(self) -> Sequence[int]:
+        """Shards that count as empty."""
+        return list(self.listing.damaged) if self.tally is None else list(self.tally.damaged())
+
+    def count(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Count all shards that are not."""
+        if self.tally is not None:
+            self.tally.count(progress)
+
+    def estimated_total(self) -> int:
+        """About how many samples there are: by bytes, where shards are not counted."""
+        tally, sizes = self.tally, self.listing.sizes
+        if tally is None:
+            return self.listing.total
+        order = sizes.argsort()[::-1]  # of an empty shard nothing could be told
+        counts = tally.counts()
+        for number in order.tolist():
+            if (counts > 0).any() or (counts >= 0).all():
+                break
+            tally.need(order[order == number])
+            counts = tally.counts()
+        known = counts >= 0
+        samples, size = int(counts[known].sum()), int(sizes[known].sum())
+        return samples + round(int(sizes[~known].sum()) * samples / max(size, 1))
 
     def _build(self) -> Manifest:
         options = self.options
@@ -176,55 +230,85 @@ class Definition:
 
     @property
     def steps(self) -> Steps:
-        """A whole epoch's batches."""
-        rule = self.rule
-        return steps(
-            self.manifest.total, rule.global_batch, world=rule.place.world, drop_last=rule.drop_last, pad=rule.pad
-        )
+        """A whole epoch's batches. Raises ``CountsUnknown`` while shards are not counted."""
+        return self.steps_of(self.manifest.total)
 
-    def orders(self, settings: OrderSettings | None) -> Orders:
+    def steps_of(self, total: int) -> Steps:
+        """The batches of an epoch of so many samples."""
+        rule = self.rule
+        return steps(total, rule.global_batch, world=rule.place.world, drop_last=rule.drop_last, pad=rule.pad)
+
+    def order(self, settings: OrderSettings | None, epoch: int, *, first: int = 0, upto: int = 0) -> EpochOrder:
+        """An epoch's order with the positions from ``first`` to before ``upto``, as far as the epoch has them.
+
+        ``settings`` of a state, or ``None``: those that the options lead to. A progressive data set's order may lack
+        others; it waits until the counts for these are known.
+        """
+        orders = self.orders(settings)
+        return orders(epoch) if isinstance(orders, Orders) else orders.reaching(epoch, first=first, upto=upto)
+
+    def settings(self, settings: OrderSettings | None) -> OrderSettings:
+        """Those of a state, else those that the options lead to."""
+        return self.orders(None).settings if settings is None else settings
+
+    def orders(self, settings: OrderSettings | None) -> Orders | GrowingOrders:
         """The orders under the settings of a state, or those that the options lead to."""
         key = settings if settings is not None else self.global_batch
         if self._orders is None or self._orders[0] != key:
-            manifest = self.manifest
-            self._orders = (
-                key,
-                self._begin() if settings is None else Orders(manifest.counts, manifest.sizes, settings),
-            )
+            self._orders = (key, self._made(settings))
         return self._orders[1]
 
+    def _made(self, settings: OrderSettings | None) -> Orders | GrowingOrders:
+        listing, tally = self.listing, self.tally
+        orders = self._begin() if settings is None else Orders(listing.counts, listing.sizes, settings)
+        if tally is None:
+            return orders
+        anchor = self._anchor
+        told = None if anchor is None or anchor[0] != orders.settings else anchor[1:]
+        return GrowingOrders(orders, tally, listing.sizes, told)
+
+    def go_on_from(self, settings: OrderSettings, epoch: int, anchor: Anchor) -> None:
+        """Take what a state tells of counts: from there on those of what is used up are not needed."""
+        self._anchor = (settings, epoch, anchor)
+        self._orders = None
+
     def _begin(self) -> Orders:
-        options, manifest = self.options, self.manifest
+        options, listing = self.options, self.listing
         return Orders.begin(
-            manifest.counts,
-            manifest.sizes,
+            listing.counts,
+            listing.sizes,
             batch=self.global_batch,
             lanes=options.lanes,
             seed=options.seed,
             block_shards=options.block_shards,
             shuffle=options.shuffle,
             exchange=options.exchange,
+            cut=False if listing.progressive else None,
         )
 
     def plan(self, start: Start) -> PassPlan:
-        """The pass that begins there."""
-        order = self.orders(start.base.settings)(start.epoch)
-        return PassPlan(order, self.rule, start.position, start.stop)
+        """The pass that begins there. Does not wait for counts."""
+        order = self.order(start.base.settings, start.epoch, first=start.position)
+        reach = None if self.tally is None else partial(self.order, start.base.settings, start.epoch)
+        return PassPlan(order, self.rule, start.position, start.stop, reach)
 
     def reader(self, plan: PassPlan, *, shared: bool = False) -> SampleReader:
         """A reader with fresh maps for one pass; the caller's to close. ``shared``: several threads may use it."""
         order = plan.order
         wide = order.plan.lanes * (order.block_shards + 1) if order.shuffle else 4
         kind = SharedPool if shared else ShardPool
-        pool = kind(self.manifest, self.client, capacity=wide, indexes=self.indexes)
+        pool = kind(self._shards(order), self.client, capacity=wide, indexes=self.indexes)
         return SampleReader(pool, self.recipe, seed=order.seed, epoch=order.epoch)
+
+    def _shards(self, order: EpochOrder) -> Shards:
+        return self.listing if self.tally is None else CountedShards(self.listing, self.tally, order.told())
 
     def take_rows(self, format: Tokens, capacity: int) -> WindowRows:
         """What gathers the windows of token files, for one pass; :meth:`keep_rows` takes it back."""
         kept, self._rows = self._rows, None
         if kept is not None and kept[0] == os.getpid() and kept[1] >= capacity:
             return kept[2]
-        manifest = self.manifest
+        manifest = self.listing
         # a local file is not held from anyone by being mapped; what is mapped of the cache cannot be evicted
         local = not any("://" in stat.url for stat in manifest.shards[:1])
         slots = min(len(manifest.shards), _MOST_PLACED if local else max(2 * capacity, _LEAST_PLACED))
@@ -240,18 +324,21 @@ class Definition:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None}
 
-    def prefetch(self, plan: PassPlan) -> Prefetch | None:
-        """What asks for the next shards; ``None`` where they are local files, or no objects."""
-        remote = any("://" in stat.url for stat in self.manifest.shards[:1])
-        if not remote or self.manifest.format.folder:
-            return None
+    def prefetch(self, plan: PassPlan) -> Prefetch | Lookahead | None:
+        """What asks for the next shards; ``None`` where they are local files whose counts are known, or no objects."""
+        listing = self.listing
+        remote = any("://" in stat.url for stat in listing.shards[:1]) and not listing.format.folder
         ahead = max(_LEAST_AHEAD, 2 * plan.order.plan.lanes)
-        return Prefetch(self.client, self.manifest, plan.order, min(plan.position, plan.order.total), ahead=ahead)
+        if self.tally is not None:
+            return Lookahead(plan, listing, self.tally, self.client, ahead=ahead, remote=remote)
+        if not remote:
+            return None
+        return Prefetch(self.client, listing, plan.order, min(plan.position, plan.order.total), ahead=ahead)
 
     @property
     def recipe(self) -> Recipe:
         options = self.options
-        canonical = self.manifest.format.canonical
+        canonical = self.listing.format.canonical
         fields = None if options.fields is None else tuple(canonical(name) for name in options.fields)
         return Recipe(
             decode=Decode(options.decode, canonical),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .anchors import Anchor
 from .lanes import Balance, LanePlan, plan_lanes
 from .order import DEFAULT_BLOCK_SHARDS, EpochOrder
 from .permute import Int64s
@@ -54,10 +55,11 @@ class Orders:
         shuffle: bool,
         exchange: bool = False,
         balance: Balance = "bytes",
+        cut: bool | None = None,
     ) -> Orders:
         """The orders of a run that has no state yet: lanes as :func:`plan_lanes` decides for this batch and nodes."""
         plan = plan_lanes(
-            counts, sizes, batch=batch, nodes=nodes, lanes=lanes, seed=seed, shuffle=shuffle, balance=balance
+            counts, sizes, batch=batch, nodes=nodes, lanes=lanes, seed=seed, shuffle=shuffle, balance=balance, cut=cut
         )
         blocks = DEFAULT_BLOCK_SHARDS if block_shards is None else block_shards
         return cls(
@@ -76,14 +78,22 @@ class Orders:
 
     def __call__(self, epoch: int) -> EpochOrder:
         last = self._last
-        if last is not None and last.epoch == epoch:
-            return last
+        if last is None or last.epoch != epoch:
+            last = self._last = self.anchored(epoch, None)
+        return last
+
+    def anchored(self, epoch: int, anchor: Anchor | None) -> EpochOrder:
+        """The epoch's order from where a state left off (``loader.anchors``)."""
         plan = self._plan if self._plan is not None else self._planned(epoch)
         settings = self.settings
-        self._last = EpochOrder(
-            plan, seed=settings.seed, epoch=epoch, block_shards=settings.block_shards, shuffle=settings.shuffle
+        return EpochOrder(
+            plan,
+            seed=settings.seed,
+            epoch=epoch,
+            block_shards=settings.block_shards,
+            shuffle=settings.shuffle,
+            anchor=anchor,
         )
-        return self._last
 
     def __reduce__(self) -> tuple[object, ...]:
         return Orders, (self._counts, self._sizes, self.settings)

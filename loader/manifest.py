@@ -1,21 +1,26 @@
-"""The manifest: a data set's shards with sizes, versions and sample counts, complete before the first batch.
+"""The manifest: a data set's shards with sizes, versions and sample counts.
 
-Counts come from where they are cheapest: an MDS index, a token file's size, else from indexing the mapped shard (the
-client fetches the next ones meanwhile). All is bound to the versions that the listing saw: a shard that has changed
-since is ``Changed`` when it is opened.
+Counts come from where they are cheapest: an MDS index, a token file's size, else from indexing the mapped shard. All is
+bound to the versions that the listing saw: a shard that has changed since is ``Changed`` when it is opened.
+
+A data set is **progressive** if its counts have to be found by indexing and it is large (:data:`LEAST_SHARDS` shards,
+or :data:`LEAST_BYTES`): its shards are counted while it is read (``loader.tally``), so that the first batch comes after
+the first shards. All others are counted before the first batch, which lets their lanes be cut by samples. Which kind a
+data set is follows from its listing and its format alone, never from what is known at the moment, since the order and
+the digest differ: those of a progressive one do not look at counts, not even once all are known.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import DataError, EmptyDataset, FormatError, UnknownFormat
+from cachefs.errors import CountsUnknown, DataError, EmptyDataset, FormatError, UnknownFormat
 from cachefs.hashing import name_digest
 from cachefs.shard import ObjectStat
 
@@ -31,15 +36,19 @@ if TYPE_CHECKING:
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
+LEAST_SHARDS: Final = 64
+LEAST_BYTES: Final = 4 << 30
+"""From this size on, or this many shards, a data set without known counts is counted while it is read."""
+
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
     """A data set at one moment. Immutable; picklable; O(shards) memory.
 
-    ``counts`` (samples) and ``sizes`` (bytes as stored) have shape ``(shards,)``, in listing order. ``digest`` names
-    the data set in a state: relative names, sizes, counts, options of the format, and the versions of remote shards.
-    ``damaged`` holds the error of each shard that could not be indexed and therefore counts as empty
-    (``on_error="skip"``).
+    ``counts`` (samples; -1 where a progressive data set's shard is not counted yet) and ``sizes`` (bytes as stored)
+    have shape ``(shards,)``, in listing order. ``digest`` names the data set in a state: relative names, sizes, counts
+    (unless it is progressive), options of the format, and the versions of remote shards. ``damaged`` holds the error of
+    each shard that could not be indexed and therefore counts as empty (``on_error="skip"``).
     """
 
     shards: tuple[ObjectStat, ...]
@@ -53,6 +62,8 @@ class Manifest:
     """Entries in the shards that belong to no sample (tar members without a key)."""
     part_numbers: Int64s | None = None
     """Which part of its object each shard is, ``-1`` for a whole one; ``None`` where all are whole."""
+    progressive: bool = False
+    """Whether it is of the kind that is counted while it is read (see the module's text)."""
 
     def part(self, number: int) -> int | None:
         """Which part of its object the shard is; ``None``: all of it."""
@@ -71,8 +82,18 @@ class Manifest:
 
     @property
     def total(self) -> int:
-        """Samples in the data set."""
+        """Samples in the data set. Raises ``CountsUnknown`` while shards are not counted."""
+        if not self.complete:
+            raise CountsUnknown(
+                f"{int((self.counts < 0).sum())} of {len(self.counts)} shards are not counted yet: there is no length",
+                hint="count() counts them, estimated_len() does without",
+            )
         return int(self.counts.sum())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard is counted."""
+        return not bool((self.counts < 0).any())
 
     def to_bytes(self) -> bytes:
         """All of it as msgpack, for :meth:`from_bytes`."""
@@ -90,6 +111,7 @@ class Manifest:
                     (number, type(e).__name__, e.what, e.url, e.offset, e.hint) for number, e in self.damaged.items()
                 ],
                 skipped=self.skipped,
+                progressive=self.progressive,
             )
         )
 
@@ -120,6 +142,7 @@ class Manifest:
             },
             skipped=wire.skipped,
             part_numbers=None if wire.parts is None else np.array(wire.parts, dtype=np.int64),
+            progressive=wire.progressive,
         )
 
 
@@ -134,6 +157,7 @@ class _Wire(msgspec.Struct):
     digest: str
     damaged: list[tuple[int, str, str, str | None, int | None, str | None]]
     skipped: int
+    progressive: bool = False
 
 
 _ERRORS: dict[str, type[DataError]] = {kind.__name__: kind for kind in (FormatError, UnknownFormat)}
@@ -142,7 +166,8 @@ _ERRORS: dict[str, type[DataError]] = {kind.__name__: kind for kind in (FormatEr
 def build_manifest(
     source: Source, client: Client, *, format: Format | None, on_error: OnError, indexes: IndexCache
 ) -> Manifest:
-    """List the shards of ``source`` and count their samples. Sample indexes made on the way go to ``indexes``.
+    """List the shards of ``source`` and count their samples, unless they are to be counted while they are read (see the
+    module's text). Sample indexes made on the way go to ``indexes``.
 
     ``format=None``: the first shard that is not blank decides for all. Raises ``EmptyDataset`` if there is no sample,
     and, unless ``on_error="skip"``, the first damaged shard's ``FormatError``.
@@ -152,6 +177,8 @@ def build_manifest(
         format = found.format if format is None else format.completed(found.format)
     if format is None:
         format = detect_format(found.stats, client, on_error)
+    if found.counts is None and is_progressive(found.stats, format):
+        return _uncounted(found.stats, format)
     if found.counts is not None:
         rows = [Row(stat, count) for stat, count in zip(found.stats, found.counts, strict=True)]
         if found.raw_sizes is not None:
@@ -177,6 +204,32 @@ def build_manifest(
     )
 
 
+def is_progressive(shards: tuple[ObjectStat, ...], format: Format) -> bool:
+    """Whether shards that no index tells the counts of are counted while they are read."""
+    sizes = [stat.size for stat in shards]
+    large = len(shards) >= LEAST_SHARDS or (len(shards) > 1 and sum(sizes) >= LEAST_BYTES)
+    # formats with parts tell the counts of these in a footer or a header: there is no need to read the shard for it
+    return (
+        large
+        and type(format).parts is Format.parts
+        and any(format.count(stat.size, stat.url) is None for stat in shards)
+    )
+
+
+def _uncounted(shards: tuple[ObjectStat, ...], format: Format) -> Manifest:
+    return Manifest(
+        shards,
+        np.array([-1 if (count := format.count(s.size, s.url)) is None else count for s in shards], dtype=np.int64),
+        np.array([stat.size for stat in shards], dtype=np.int64),
+        None,
+        format,
+        _digest(shards, None, format),
+        {},
+        0,
+        progressive=True,
+    )
+
+
 def _warn(notes: list[str], damaged: dict[int, DataError]) -> None:
     if damaged:
         first = next(iter(damaged.values()))
@@ -186,14 +239,16 @@ def _warn(notes: list[str], damaged: dict[int, DataError]) -> None:
         warnings.warn(notes[0] + more, DataWarning, stacklevel=4)
 
 
-def _digest(shards: tuple[ObjectStat, ...], counts: Int64s, format: Format) -> str:
+def _digest(shards: tuple[ObjectStat, ...], counts: Int64s | None, format: Format) -> str:
     """See :class:`Manifest`. Local versions are left out: a copy of the same files is the same data set."""
     urls = [stat.url for stat in shards]
     root = _common_start(min(urls), max(urls)).rpartition("/")[0]
-    parts = [f"data set 1 {format.name} {format.identity()}"]
-    for stat, count in zip(shards, counts.tolist(), strict=True):
+    kind = "data set 1" if counts is not None else "progressive data set 1"
+    parts = [f"{kind} {format.name} {format.identity()}"]
+    known = [""] * len(shards) if counts is None else [f"\0{count}" for count in counts.tolist()]
+    for stat, count in zip(shards, known, strict=True):
         version = stat.version if "://" in stat.url else ""
-        parts.append(f"{stat.url[len(root) :]}\0{stat.size}\0{version}\0{count}")
+        parts.append(f"{stat.url[len(root) :]}\0{stat.size}\0{version}{count}")
     return name_digest(*parts)
 
 

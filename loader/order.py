@@ -10,7 +10,7 @@ Pure: numpy and arithmetic only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from cachefs.errors import ConfigError, CountsUnknown, DataError
 from .anchors import Anchor, anchored
 from .lanes import LanePlan
 from .permute import Int64s, Permutations, derive, derive_array, seed_key
-from .pieces import Pieces, arrange, known_lengths
+from .pieces import Pieces, Uses, arrange, known_lengths, merged_uses
 from .rounds import Rounds
 
 DEFAULT_BLOCK_SHARDS: Final = 8
@@ -30,19 +30,6 @@ _LEAST_COUNTED: Final = 16
 """Shards that are counted ahead at least, over all lanes."""
 _PIECES: Final = 3
 _SAMPLES: Final = 4
-
-
-@dataclass(frozen=True, eq=False)
-class Uses:
-    """When shards are needed: parallel arrays sorted by ``first``, one entry per shard.
-
-    No sample of ``shard[i]`` lies before position ``first[i]`` (of those still to come) or after ``last[i]``. Both are
-    tight to a block, not to a sample.
-    """
-
-    shard: Int64s
-    first: Int64s
-    last: Int64s
 
 
 class EpochOrder:
@@ -178,7 +165,7 @@ class EpochOrder:
         """
         if not self.floor <= position <= self.settled or (position == self.settled and not self.complete):
             raise DataError(f"position {position} is not among the {self.settled} known ones of epoch {self.epoch}")
-        taken, block = self._stand(position)
+        taken, block = self.stand(position)
         place = self._lane_start[:-1] + taken
         begun = taken > 0
         next_lane = 0
@@ -190,7 +177,7 @@ class EpochOrder:
             np.where(begun, place - self._block_start[block], 0),
         )
 
-    def _stand(self, position: int) -> tuple[Int64s, Int64s]:
+    def stand(self, position: int) -> tuple[Int64s, Int64s]:
         """Samples taken of each lane, and the block (numbered over all lanes) of its last one; of the lane before it
         where there is none."""
         taken = self._rounds.taken(position)
@@ -202,7 +189,7 @@ class EpochOrder:
         Raises what :meth:`cursors` raises.
         """
         _, blocks, offsets = self.cursors(position)
-        _, block = self._stand(position)
+        _, block = self.stand(position)
         lengths = np.diff(self._piece_start, append=self._lane_start[-1])
         before, counts = [], []
         for lane, of in enumerate(block.tolist()):
@@ -212,11 +199,25 @@ class EpochOrder:
             before.append(int(self._block_start[of] - self._lane_start[lane]) if begun else 0)
         return Anchor(position, tuple(blocks.tolist()), tuple(before), tuple(counts))
 
-    def used_up(self, position: int) -> Int64s:
-        """Shards, sorted, of the blocks being read at ``position`` that have no sample left in them."""
-        taken, block = self._stand(position)
+    def told(self) -> dict[int, int]:
+        """The counts of shards that the anchor tells."""
+        out: dict[int, int] = {}
+        if self.anchor is not None:
+            for lane, (block, counts) in enumerate(zip(self.anchor.blocks, self.anchor.counts, strict=True)):
+                first = int(self._block_pieces[self._lane_block[lane] + block]) if counts else 0
+                out |= zip(self._piece_shard[first : first + len(counts)].tolist(), counts, strict=True)
+        return out
+
+    def used_up(self, position: int, most: int = 1 << 22) -> Int64s:
+        """Shards, sorted, of the blocks being read at ``position`` that have no sample left in them.
+
+        None where the blocks have more than ``most`` samples, each of which is looked at.
+        """
+        taken, block = self.stand(position)
         block, begin = block[taken > 0], (self._lane_start[:-1] + taken)[taken > 0]
         end = np.append(self._block_start, self._lane_start[-1])[block + 1]
+        if int((end - begin).sum()) > most:
+            return np.zeros(0, dtype=np.int64)
         left = [np.arange(b, e, dtype=np.int64) for b, e in zip(begin.tolist(), end.tolist(), strict=True)]
         places = np.concatenate([*left, np.zeros(0, dtype=np.int64)])
         if self.shuffle:
@@ -246,7 +247,9 @@ class EpochOrder:
         piece = np.repeat(self._block_pieces[block] - np.cumsum(spread) + spread, spread) + np.arange(spread.sum())
         sizes = np.diff(self._piece_start, append=self._lane_start[-1])[piece]
         full = sizes > 0
-        return _merged(self._piece_shard[piece][full], np.repeat(first, spread)[full], np.repeat(last, spread)[full])
+        return merged_uses(
+            self._piece_shard[piece][full], np.repeat(first, spread)[full], np.repeat(last, spread)[full]
+        )
 
     def shards_from(self, position: int, lanes: Int64s | None = None) -> Iterator[tuple[int, int]]:
         """(shard, first position) in the order of first use from ``position`` on: what to prefetch next."""
@@ -268,7 +271,7 @@ class EpochOrder:
         come before a block is guessed from ``sizes``, the shards' bytes in listing order.
         """
         pieces = self._drawn
-        taken, block = self._stand(min(position, self._rounds.total))
+        taken, block = self.stand(min(position, self._rounds.total))
         block = np.where(taken > 0, block, self._lane_block[:-1])
         after = np.append(self._block_pieces, self._block_pieces[-1])
         reach = np.minimum(block + 2, np.maximum(self._lane_block[1:], self._lane_block[:-1]))
@@ -292,15 +295,3 @@ def _epoch_order(
     plan: LanePlan, seed: int, epoch: int, block_shards: int, shuffle: bool, anchor: Anchor | None = None
 ) -> EpochOrder:
     return EpochOrder(plan, seed=seed, epoch=epoch, block_shards=block_shards, shuffle=shuffle, anchor=anchor)
-
-
-def _merged(shard: Int64s, first: Int64s, last: Int64s) -> Uses:
-    """One entry per shard, for shards that are cut into several lanes' pieces."""
-    order = np.lexsort((first, shard))
-    shard, first, last = shard[order], first[order], last[order]
-    heads = np.flatnonzero(np.diff(shard, prepend=-1))
-    if heads.size < shard.size:
-        last = np.maximum.reduceat(last, heads)
-        shard, first = shard[heads], first[heads]
-    order = np.lexsort((shard, first))
-    return Uses(shard[order], first[order], last[order])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
 _LOCATE = 16384
 _LOCATE_FIRST = 1024
 """Positions that are located in one call: few at first, so that the first batch is there soon."""
+ALL: Final = 2**62
+"""Behind every position."""
+
+
+class Reach(Protocol):
+    """The order of a pass's epoch as far as it is known, with the positions from ``first`` to before ``upto``, as far
+    as the epoch has them: waits until the sample counts for that are known."""
+
+    def __call__(self, *, first: int, upto: int) -> EpochOrder: ...
 
 
 @dataclass(frozen=True)
@@ -72,12 +81,30 @@ class Run:
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Which positions of ``order`` a rank reads, batch by batch, from ``position`` on. Pure."""
+    """Which positions of ``order`` a rank reads, batch by batch, from ``position`` on.
+
+    ``reach`` gives more of an order that lacks sample counts; with a complete order all is pure.
+    """
 
     order: EpochOrder
     rule: BatchRule
     position: int = 0
     stop: int | None = None
+    reach: Reach | None = None
+
+    @property
+    def latest(self) -> EpochOrder:
+        """The order as far as it has been asked for."""
+        latest: EpochOrder = self.__dict__.get("_latest", self.order)
+        return latest
+
+    def reaching(self, upto: int) -> EpochOrder:
+        """The order with all positions before ``upto``, or complete."""
+        order = self.latest
+        if not order.complete and order.settled < upto and self.reach is not None:
+            order = self.reach(first=self.position, upto=upto)
+            self.__dict__["_latest"] = order
+        return order
 
     @property
     def _cut_short(self) -> bool:
@@ -90,7 +117,7 @@ class PassPlan:
         if self._cut_short:
             return -(-(self.end - self.position) // rule.global_batch)
         return steps(
-            self.order.total,
+            self.reaching(ALL).total,
             rule.global_batch,
             world=rule.place.world,
             drop_last=rule.drop_last,
@@ -104,7 +131,19 @@ class PassPlan:
         if self.stop is not None and self._cut_short:
             return self.stop
         behind = self.position + self.batches * self.rule.global_batch
-        return behind if self.rule.pad else min(behind, self.order.total)
+        return behind if self.rule.pad else min(behind, self.reaching(ALL).total)
+
+    def _behind(self, batch: int) -> int:
+        return self.position + (batch + 1) * self.rule.global_batch
+
+    def _is_whole(self, batch: int) -> bool:
+        """Whether a batch is surely a whole one, by what is known."""
+        return self._behind(batch) <= self.latest.settled and not (self._cut_short and self._behind(batch) > self.end)
+
+    def has(self, batch: int) -> bool:
+        """Whether the pass has such a batch; waits for no more counts than that takes."""
+        self.reaching(self._behind(batch))
+        return self._is_whole(batch) or batch < self.batches
 
     def positions(self, batch: int) -> Int64s:
         """This rank's positions in global batch ``batch`` of the pass; ``>= order.total`` are repeats.
@@ -116,7 +155,7 @@ class PassPlan:
         if self._cut_short:
             return np.arange(first, min(first + rule.global_batch, self.end), dtype=np.int64)
         return rank_positions(
-            self.order,
+            self.reaching(first + rule.global_batch),
             0,
             global_batch=rule.global_batch,
             rank=rule.place.rank,
@@ -132,14 +171,29 @@ class PassPlan:
 
     def places(self, positions: Int64s) -> Places:
         """Where the samples at these positions lie."""
-        total = self.order.total
-        repeat = positions >= total
-        if not repeat.any():
-            return Places(*self.order.locate(positions))
-        return Places(*self.order.locate(positions % total), repeat)
+        if not positions.size:
+            return Places(positions, positions)
+        order = self.reaching(int(positions.max()) + 1)
+        repeat = positions >= order.settled
+        if repeat.any():
+            positions = positions % order.total
+        return Places(*self._located(order, positions), repeat if repeat.any() else None)
+
+    def _located(self, order: EpochOrder, positions: Int64s) -> tuple[Int64s, Int64s]:
+        early = positions < order.floor
+        if self.reach is None or not early.any():
+            return order.locate(positions)
+        shard, row = np.empty_like(positions), np.empty_like(positions)
+        # before what a state left off at: that takes the counts from the epoch's beginning on
+        whole = self.reach(first=0, upto=int(positions[early].max()) + 1)
+        for part, of in ((early, whole), (~early, order)):
+            shard[part], row[part] = of.locate(positions[part])
+        return shard, row
 
     def stamp(self, batch: int, size: int) -> Stamp:
-        end = min(self.position + (batch + 1) * self.rule.global_batch, self.end)
+        end = self._behind(batch)
+        if not self._is_whole(batch):
+            end = min(end, self.end)
         return Stamp(self.order.epoch, end, size, self.stop if self._cut_short else None)
 
     def share(self, worker: Worker, first: int = 0) -> Iterator[tuple[int, Stamp, Places]]:
@@ -149,22 +203,28 @@ class PassPlan:
 
     def runs(self, worker: Worker, first: int = 0) -> Iterator[Run]:
         """The same in runs of batches that are located together: much cheaper than one by one."""
-        own = range(worker.index, self.batches, worker.count)
-        own = own[-(-max(first - worker.index, 0) // worker.count) :]
+        batch = worker.index + -(-max(first - worker.index, 0) // worker.count) * worker.count
         share = max(1, self.rule.global_batch // self.rule.place.world)
-        samples, start = _LOCATE_FIRST, 0
-        while start < len(own):
-            batches = own[start : start + max(1, samples // share)]
+        samples = _LOCATE_FIRST
+        while self.has(batch):
+            batches = range(batch, self._known(), worker.count)[: max(1, samples // share)]
             positions = self._several(batches)
             sizes = [len(part) for part in positions]
-            stamps = [self.stamp(batch, size) for batch, size in zip(batches, sizes, strict=True)]
+            stamps = [self.stamp(one, size) for one, size in zip(batches, sizes, strict=True)]
             yield Run(batches, stamps, self.places(np.concatenate(positions)))
-            start += len(batches)
+            batch = batches[-1] + worker.count
             samples = min(2 * samples, _LOCATE)
+
+    def _known(self) -> int:
+        """How many batches the pass surely has."""
+        order = self.latest
+        if order.complete or (self._cut_short and self.end <= order.settled):
+            return self.batches
+        return (order.settled - self.position) // self.rule.global_batch
 
     def _several(self, batches: range) -> list[Int64s]:
         """The positions of some batches. With one node all whole batches are the same run, moved along."""
-        whole = batches if batches[-1] + 1 < self.batches else batches[:-1]
+        whole = batches if self._is_whole(batches[-1]) else batches[:-1]
         out: list[Int64s] = []
         if len(whole):
             moved = np.arange(len(whole), dtype=np.int64)[:, None] * (batches.step * self.rule.global_batch)
@@ -192,3 +252,6 @@ class Prefetch:
         wanted = self._shard[self._asked : begun + self._ahead]
         self._client.prefetch([self._manifest.stat(number) for number in wanted.tolist()])
         self._asked += len(wanted)
+
+    def close(self) -> None:
+        """Nothing to do: what was asked for comes."""

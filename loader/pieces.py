@@ -58,3 +58,28 @@ def known_lengths(pieces: Pieces, lanes: int) -> tuple[Int64s, Int64s]:
     first = first[pieces.lane]
     lengths = np.where(pieces.block < first, pieces.stop - pieces.start, 0)
     return lengths, np.flatnonzero(unknown & (pieces.block == first))
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """When shards are needed: parallel arrays sorted by ``first``, one entry per shard.
+
+    No sample of ``shard[i]`` lies before position ``first[i]`` (of those still to come) or after ``last[i]``. Both are
+    tight to a block, not to a sample.
+    """
+
+    shard: Int64s
+    first: Int64s
+    last: Int64s
+
+
+def merged_uses(shard: Int64s, first: Int64s, last: Int64s) -> Uses:
+    """One entry per shard, for shards that are cut into several lanes' pieces."""
+    order = np.lexsort((first, shard))
+    shard, first, last = shard[order], first[order], last[order]
+    heads = np.flatnonzero(np.diff(shard, prepend=-1))
+    if heads.size < shard.size:
+        last = np.maximum.reduceat(last, heads)
+        shard, first = shard[heads], first[heads]
+    order = np.lexsort((shard, first))
+    return Uses(shard[order], first[order], last[order])

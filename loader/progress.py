@@ -8,11 +8,14 @@ from typing import Any
 
 from cachefs.errors import StateError
 
+from .anchors import Anchor
 from .definition import Definition
 from .epochcell import Base, Start
+from .epochs import Orders
+from .order import EpochOrder
 from .passes import PassPlan
 from .sample import Stamp
-from .state import LoaderState, advance, begin_state
+from .state import LoaderState, OrderOf, passed
 from .statefields import MOST
 from .workers import Worker
 
@@ -30,10 +33,22 @@ class Progress:
     samples: int = 0
 
 
+def _orders(definition: Definition, base: Base, upto: int) -> OrderOf:
+    """The order of the base's epoch from its position to before ``upto``, and of any other its beginning."""
+
+    def order_of(epoch: int) -> EpochOrder:
+        if epoch != base.epoch:
+            return definition.order(base.settings, epoch, upto=1)
+        return definition.order(base.settings, epoch, first=base.position, upto=upto)
+
+    return order_of
+
+
 def base_to_dict(definition: Definition, base: Base) -> dict[str, Any]:
     """The state of a run that goes on at ``base``."""
-    orders = definition.orders(base.settings)
-    state = begin_state(definition.manifest.digest, orders.settings, orders)
+    listing, settings = definition.listing, definition.settings(base.settings)
+    state = LoaderState(listing.digest, settings, 0, 0, 0, (), progressive=listing.progressive)
+    orders = _orders(definition, base, base.position + 1)
     out = state.at(orders, base.epoch, base.position, base.stop).to_dict()
     if base.stop is not None:
         out[_STOP] = base.stop
@@ -42,21 +57,52 @@ def base_to_dict(definition: Definition, base: Base) -> dict[str, Any]:
 
 def base_from_dict(definition: Definition, raw: Mapping[str, Any]) -> Base:
     """The base that a state names, checked against the data. Raises ``StateError``."""
-    state = LoaderState.from_dict(raw, data=definition.manifest.digest)
-    orders = definition.orders(state.settings)
+    state = LoaderState.from_dict(raw, data=definition.listing.digest)
     stop = raw.get(_STOP)
-    if stop is not None:
-        rule, total = definition.rule, orders(state.epoch).total
-        # padding adds less than one batch, by a batch size that may have been another than this
-        most = total + max(total, rule.global_batch)
-        if isinstance(stop, bool) or not isinstance(stop, int) or not state.position < stop <= most:
-            raise StateError("the loader state's field 'stop' is not where a pass from its position can end")
-    state.check(orders, stop)
-    if stop is not None and rule.place.world > 1 and state.position >= total:
+    if state.anchor is not None:
+        order = _anchored(definition, state, state.anchor, stop)
+    else:
+        order = definition.order(state.settings, state.epoch)
+        state.check(
+            lambda epoch: definition.order(state.settings, epoch), _checked_stop(definition, order, state, stop)
+        )
+    if stop is not None and definition.place.world > 1 and order.complete and state.position >= order.total:
         return Base(state.epoch + 1, 0, state.settings)  # what is left are repeats, too few for many ranks
     base = Base(state.epoch, state.position, state.settings, stop)
     # with another batch size the rest of the epoch may be too short for a batch: then go on in the next one
     return after_batches(definition, Start(0, 0, base), 0)
+
+
+def _checked_stop(definition: Definition, order: EpochOrder, state: LoaderState, stop: Any) -> int | None:
+    if stop is None:
+        return None
+    most = MOST
+    if order.complete:
+        # padding adds less than one batch, by a batch size that may have been another than this
+        most = order.total + max(order.total, definition.global_batch)
+    if isinstance(stop, bool) or not isinstance(stop, int) or not state.position < stop <= most:
+        raise StateError("the loader state's field 'stop' is not where a pass from its position can end")
+    return stop
+
+
+def _anchored(definition: Definition, state: LoaderState, anchor: Anchor, stop: Any) -> EpochOrder:
+    """Check a state that tells sample counts: against those that are known here if they suffice, else go on from its
+    own. Waits for nothing."""
+    orders = definition.orders(state.settings)
+    if isinstance(orders, Orders):
+        raise StateError("the loader state is of a data set that is counted while it is read", hint="it is damaged")
+    order = orders.known(state.epoch)
+    if order.complete or order.settled > state.position:
+        state.check(lambda epoch: order, _checked_stop(definition, order, state, stop))
+        if state.at(lambda epoch: order, state.epoch, state.position, stop).known != state.known:
+            raise StateError("the loader state's sample counts are not those of the data", hint="the state is damaged")
+        return order
+    _checked_stop(definition, order, state, stop)
+    # of lanes that are not those of the plan, or of other counts than are known, making the order raises
+    order = orders.trying(state.epoch, anchor)
+    state.check_anchor(order)
+    definition.go_on_from(state.settings, state.epoch, anchor)
+    return order
 
 
 def after_batches(definition: Definition, start: Start, batches: int) -> Base:
@@ -65,24 +111,27 @@ def after_batches(definition: Definition, start: Start, batches: int) -> Base:
         raise StateError(f"state_at({batches}): a number of batches cannot be negative")
     settings = start.base.settings
     epoch, position = start.epoch, start.position
-    plan = definition.plan(start)
-    if start.stop is not None:
-        if batches < plan.batches:
-            return Base(epoch, position + batches * plan.rule.global_batch, settings, start.stop)
-        epoch, position, batches = epoch + 1, 0, batches - plan.batches
-    orders = definition.orders(settings)
-    state = begin_state(definition.manifest.digest, orders.settings, orders).at(orders, epoch, position)
     rule = definition.rule
-    state = advance(
-        state,
+    if start.stop is not None:
+        plan = definition.plan(start)
+        if plan.has(batches):
+            return Base(epoch, position + batches * rule.global_batch, settings, start.stop)
+        epoch, position, batches = epoch + 1, 0, batches - plan.batches
+    ahead = (batches + 1) * rule.global_batch
+    order = definition.order(settings, epoch, first=position, upto=position + ahead)
+    if order.complete and position >= order.total:
+        epoch, position = epoch + 1, 0
+        order = definition.order(settings, epoch, upto=ahead)
+    epochs, position = passed(
+        order,
+        position,
         batches,
-        orders,
-        global_batch=rule.global_batch,
+        rule.global_batch,
         world=rule.place.world,
         drop_last=rule.drop_last,
         pad=rule.pad,
     )
-    return Base(state.epoch, state.position, settings)
+    return Base(epoch + epochs, position, settings)
 
 
 def after_progress(definition: Definition, progress: Progress) -> Base:
@@ -96,6 +145,12 @@ def after_progress(definition: Definition, progress: Progress) -> Base:
             hint="save after a whole number of batches",
         )
     position = progress.start.position + progress.batches * plan.rule.global_batch + progress.samples
+    if not plan.latest.complete and plan.stop is None:
+        raise StateError(
+            "a state between two samples of one batch has to say where the epoch's last batch ends, and not all shards "
+            "are counted yet",
+            hint="save after a whole number of batches, or call count() before",
+        )
     if position >= plan.end:
         return Base(plan.order.epoch + 1, 0, progress.start.base.settings)
     return Base(plan.order.epoch, position, progress.start.base.settings, plan.end)
@@ -106,8 +161,8 @@ def after_stamp(definition: Definition, base: Base, stamp: Stamp) -> Base:
     if stamp.stop is not None:
         over = stamp.end >= stamp.stop
         return Base(stamp.epoch + over, 0 if over else stamp.end, base.settings, None if over else stamp.stop)
-    total = definition.manifest.total
-    if stamp.end >= total:
+    order = definition.order(base.settings, stamp.epoch, first=stamp.end, upto=stamp.end + 1)
+    if order.complete and stamp.end >= order.total:
         return Base(stamp.epoch + 1, 0, base.settings)
     return after_batches(definition, Start(0, 0, Base(stamp.epoch, stamp.end, base.settings)), 0)
 

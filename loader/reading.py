@@ -52,7 +52,7 @@ class Reading:
         self._cell = cell
         self._worker = worker
         self._first = first
-        self.format = definition.manifest.format
+        self.format = definition.listing.format
         self.reader = definition.reader(self.plan, shared=threads > 1)
         self._prefetch = definition.prefetch(self.plan)
         self._bad = 0
@@ -66,6 +66,7 @@ class Reading:
 
     def batches(self) -> Iterator[tuple[int, Stamp, Places]]:
         """Number, stamp and places of each batch of this worker's share."""
+        self._begin()
         for batch, stamp, places in self.plan.share(self._worker or ALONE, self._first):
             if self._prefetch is not None:
                 self._prefetch.reach(stamp.end)
@@ -74,11 +75,17 @@ class Reading:
 
     def runs(self, samples: int) -> Iterator[Run]:
         """As :meth:`batches`, in runs of about so many samples."""
+        self._begin()
         for located in self.plan.runs(self._worker or ALONE, self._first):
             for run in located.cut(samples):
                 if self._prefetch is not None:
                     self._prefetch.reach(run.stamps[-1].end)
                 yield run
+
+    def _begin(self) -> None:
+        """Ask for what comes first, before anything is waited for."""
+        if self._prefetch is not None:
+            self._prefetch.reach(self.plan.position)
 
     def handed_out(self, batch: int, samples: int, of: int) -> None:
         """The user is about to get sample number ``samples`` of the ``of`` in this batch."""
@@ -103,6 +110,8 @@ class Reading:
     def close(self) -> None:
         """Close all open shards. Idempotent."""
         self.reader.close()
+        if self._prefetch is not None:
+            self._prefetch.close()
         rows, self._windows = self._windows, None
         if rows is not None:
             self._definition.keep_rows(rows, self.reader.pool.capacity)
@@ -112,7 +121,9 @@ class Reading:
         plan = self.plan
         for near in range(batch - 1, max(batch - _NEIGHBOURS, -plan.earlier) - 1, -1):
             yield self.reader.read(plan.places(plan.positions(near)))[::-1]
-        for near in range(batch + 1, min(batch + _NEIGHBOURS, plan.batches)):
+        for near in range(batch + 1, batch + _NEIGHBOURS):
+            if not plan.has(near):
+                return
             yield self.reader.read(plan.places(plan.positions(near)))
 
     def _count(self, bad: list[DataError]) -> None:
@@ -123,7 +134,7 @@ class Reading:
 
     def _report(self) -> None:
         """Say at the end of a pass what it went without; of whole shards one worker of a rank tells."""
-        shards = 0 if (self._worker or ALONE).index else len(self._definition.manifest.damaged)
+        shards = 0 if (self._worker or ALONE).index else len(self._definition.damaged)
         parts = [f"{self._bad} damaged sample(s) were skipped"] if self._bad else []
         parts += [f"{shards} damaged shard(s) count as empty"] if shards else []
         if parts:

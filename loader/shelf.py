@@ -6,12 +6,16 @@ lists and counts it and puts the manifest here; the others, and the workers of l
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from cachefs.clock import SYSTEM_CLOCK, Clock
 
@@ -70,6 +74,31 @@ class Shelf:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Shelf, ())
+
+
+class SharedNumbers:
+    """Numbers that a process and those it forks see alike, all 0 at first; a copy made in any other way starts with
+    what is in it then and goes its own way.
+
+    There is no lock: each number is written once, or by all with the same value.
+    """
+
+    def __init__(self, start: bytes = b"") -> None:
+        self._fd = _anonymous_file()
+        self._close = weakref.finalize(self, os.close, self._fd)
+        if start:
+            os.pwrite(self._fd, start, 0)
+
+    def array(self, length: int) -> npt.NDArray[np.int64]:
+        """The first ``length`` of them, in the memory that is shared."""
+        if length == 0:
+            return np.zeros(0, dtype=np.int64)
+        if os.fstat(self._fd).st_size < 8 * length:
+            os.truncate(self._fd, 8 * length)  # by several at once: to the same length
+        return np.frombuffer(mmap.mmap(self._fd, 8 * length), dtype=np.int64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (SharedNumbers, (os.pread(self._fd, os.fstat(self._fd).st_size, 0),))
 
 
 def _anonymous_file() -> int:

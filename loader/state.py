@@ -164,6 +164,23 @@ class LoaderState:
                 hint="the shards' sample counts are not those it was saved with",
             )
 
+    def check_anchor(self, order: EpochOrder) -> None:
+        """Raises StateError unless the counts that the state tells lead to its own position. ``order`` goes on from
+        them (``anchor``)."""
+        anchor = self.anchor
+        assert anchor is not None  # the caller looked
+        offsets = [offset for _, offset in self.cursors]
+        taken = [before + offset for before, offset in zip(anchor.before, offsets, strict=True)]
+        fits = all(
+            offset <= sum(counts) and (offset > 0) == bool(counts) and (offset > 0 or before == 0)
+            for before, offset, counts in zip(anchor.before, offsets, anchor.counts, strict=True)
+        )
+        if not fits or order.stand(self.position)[0].tolist() != taken:
+            raise StateError(
+                f"the loader state's sample counts do not lead to its position {self.position}",
+                hint="the state is damaged",
+            )
+
 
 def _cursors(order: EpochOrder, position: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     next_lane, blocks, offsets = order.cursors(_within(order, position))
