@@ -322,7 +322,7 @@ class Definition:
             rows.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": None}
+        return {**self.__dict__, "_rows": None, "_tally": None, "_orders": None}
 
     def prefetch(self, plan: PassPlan) -> Prefetch | Lookahead | None:
         """What asks for the next shards; ``None`` where they are local files whose counts are known, or no objects."""

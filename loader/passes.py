@@ -207,7 +207,7 @@ class PassPlan:
         share = max(1, self.rule.global_batch // self.rule.place.world)
         samples = _LOCATE_FIRST
         while self.has(batch):
-            batches = range(batch, self._known(), worker.count)[: max(1, samples // share)]
+            batches = range(batch, self._known(batch), worker.count)[: max(1, samples // share)]
             positions = self._several(batches)
             sizes = [len(part) for part in positions]
             stamps = [self.stamp(one, size) for one, size in zip(batches, sizes, strict=True)]
@@ -215,12 +215,18 @@ class PassPlan:
             batch = batches[-1] + worker.count
             samples = min(2 * samples, _LOCATE)
 
-    def _known(self) -> int:
-        """How many batches the pass surely has."""
+    def _known(self, batch: int) -> int:
+        """How many batches the pass has, or so many that ``batch`` is one of them and all are surely there.
+
+        Whole batches come first where counts become known meanwhile, also before an error about the last one: so that
+        it does not depend on what is known at the moment.
+        """
         order = self.latest
-        if order.complete or (self._cut_short and self.end <= order.settled):
-            return self.batches
-        return (order.settled - self.position) // self.rule.global_batch
+        if self.reach is not None and not self._cut_short:
+            whole = (order.settled - self.position) // self.rule.global_batch
+            if batch < whole:
+                return whole
+        return self.batches
 
     def _several(self, batches: range) -> list[Int64s]:
         """The positions of some batches. With one node all whole batches are the same run, moved along."""

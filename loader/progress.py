@@ -11,7 +11,7 @@ from cachefs.errors import StateError
 from .anchors import Anchor
 from .definition import Definition
 from .epochcell import Base, Start
-from .epochs import Orders
+from .growing import GrowingOrders
 from .order import EpochOrder
 from .passes import PassPlan
 from .sample import Stamp
@@ -59,6 +59,8 @@ def base_from_dict(definition: Definition, raw: Mapping[str, Any]) -> Base:
     """The base that a state names, checked against the data. Raises ``StateError``."""
     state = LoaderState.from_dict(raw, data=definition.listing.digest)
     stop = raw.get(_STOP)
+    if state.progressive != definition.listing.progressive:
+        raise StateError("the loader state does not say what states of this data set do", hint="the state is damaged")
     if state.anchor is not None:
         order = _anchored(definition, state, state.anchor, stop)
     else:
@@ -89,8 +91,7 @@ def _anchored(definition: Definition, state: LoaderState, anchor: Anchor, stop: 
     """Check a state that tells sample counts: against those that are known here if they suffice, else go on from its
     own. Waits for nothing."""
     orders = definition.orders(state.settings)
-    if isinstance(orders, Orders):
-        raise StateError("the loader state is of a data set that is counted while it is read", hint="it is damaged")
+    assert isinstance(orders, GrowingOrders)  # of a progressive data set
     order = orders.known(state.epoch)
     if order.complete or order.settled > state.position:
         state.check(lambda epoch: order, _checked_stop(definition, order, state, stop))
