@@ -110,16 +110,6 @@ class ShardPool:
         self._open.move_to_end(number)
         return shard
 
-    def renew(self, number: int) -> OpenShard:
-        """The shard opened anew, with all of its bytes there."""
-        old = self._open.pop(number, None)
-        if old is not None:
-            self._private -= old.private_bytes
-            self._let_go(old)
-        shard = self._load(number, self._indexes.get(number), whole=True)
-        self._admit(number, shard)
-        return shard
-
     def url(self, number: int) -> str:
         """A shard's URL, for messages."""
         return self._shards.stat(number).url
@@ -144,7 +134,7 @@ class ShardPool:
         self._admit(number, shard)
         return shard
 
-    def _load(self, number: int, index: SampleIndex | None, *, whole: bool = False) -> OpenShard:
+    def _load(self, number: int, index: SampleIndex | None) -> OpenShard:
         """Open a shard; touches nothing of the pool."""
         shards = self._shards
         stat = shards.stat(number)
@@ -157,7 +147,6 @@ class ShardPool:
             index=index,
             unpacked=shards.unpacked(number),
             part=shards.part(number),
-            whole=whole,
         )
         if len(shard.index) != shards.samples(number):
             shard.close()

@@ -5,18 +5,16 @@ What comes out is what ``collate`` makes of the same samples, without a Python o
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
-from cachefs.errors import DataError, MissingField, Superseded
+from cachefs.errors import DataError, MissingField
 
 from .collation import allocator, collate_values
 from .decoders import to_tensor
 from .formats import Format
-from .opening import OpenShard
 from .permute import Int64s
 from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
@@ -60,11 +58,7 @@ class ColumnGather:
     def _columns(self, number: int, rows: Int64s) -> dict[str, Any]:
         recipe = self._recipe
         shard = self._pool.get(number)
-        try:
-            found = self._read(shard, rows)
-        except Superseded:  # read while it fills, and the cache goes on with another file
-            shard = self._pool.renew(number)
-            found = self._read(shard, rows)
+        found = shard.columns(rows, recipe.wanted)
         absent = [name for name in recipe.fields or () if name not in found]
         if absent:
             present = ", ".join(sorted(shard.read(int(rows[0]))))
@@ -81,10 +75,6 @@ class ColumnGather:
                         decode.value(decoder, value, name, shard, i) for i, value in zip(numbers, values, strict=True)
                     ]
         return found
-
-    def _read(self, shard: OpenShard, rows: Int64s) -> dict[str, Any]:
-        with shard.guard or nullcontext():
-            return self._format.columns(shard.source, shard.index, rows, shard.url, self._recipe.wanted)
 
 
 def _by_shard(places: Places) -> tuple[list[tuple[int, Int64s]], Int64s | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from cachefs.errors import DataError
@@ -10,7 +11,8 @@ from cachefs.shard import ObjectStat
 
 from .buffers import IndexCache
 from .formats import Format, WebDataset, detect
-from .opening import ClientObjects, OpenShard, open_mapped
+from .layouts import Found
+from .opening import ClientObjects, OpenShard, open_mapped, while_filling
 
 if TYPE_CHECKING:
     from cachefs.client import Client
@@ -48,7 +50,7 @@ def count_shards(
                 continue
             if not format.folder:
                 ahead.reach(number)
-            parts = _parts(client, stat, format)
+            parts = count_parts(client, stat, format)
             if parts is not None:
                 share = stat.size // max(len(parts), 1)
                 rows += [Row(stat, count, part=part, size=share) for part, count in enumerate(parts)]
@@ -65,34 +67,45 @@ def count_shards(
     return rows
 
 
-def _parts(client: Client, stat: ObjectStat, format: Format) -> Sequence[int] | None:
+def count_parts(client: Client, stat: ObjectStat, format: Format) -> Sequence[int] | None:
+    """The sample counts of a shard's parts; ``None`` where it is read as one."""
     if type(format).parts is Format.parts:
         return None  # nothing to ask
-    objects = ClientObjects(client, {stat.url: (stat.version, stat.size)})
-    try:
-        return format.parts(objects, stat.url)
-    finally:
-        objects.close()
+    counts, objects = while_filling(
+        client, {stat.url: (stat.version, stat.size)}, lambda objects: format.parts(objects, stat.url)
+    )
+    objects.close()
+    return counts
 
 
-def detect_format(shards: tuple[ObjectStat, ...], client: Client, on_error: OnError) -> Format:
+def choose_format(found: Found, format: Format | None, client: Client, on_error: OnError) -> Format:
+    """The format of listed shards: what the user named, completed by what an index says, else what the bytes tell."""
+    if found.format is not None:
+        return found.format if format is None else format.completed(found.format)
+    return format if format is not None else _detect_format(found.stats, client, on_error)
+
+
+def _detect_format(shards: tuple[ObjectStat, ...], client: Client, on_error: OnError) -> Format:
     first: DataError | None = None
     for stat in shards:
-        objects = ClientObjects(client, {stat.url: (stat.version, stat.size)})
+        known = {stat.url: (stat.version, stat.size)}
         try:
-            found = detect(objects, stat.url)
+            kind, objects = while_filling(client, known, partial(_detected, stat.url))
+            objects.close()
         except DataError as e:
             if on_error == "raise":
                 raise
             first = first or e
         else:
-            if found is not None:
-                return found
-        finally:
-            objects.close()
+            if kind is not None:
+                return kind
     if first is not None:
         raise first
     return WebDataset()  # all are blank, as empty tars are
+
+
+def _detected(url: str, objects: ClientObjects) -> Format | None:
+    return detect(objects, url)
 
 
 class _opened:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from cachefs.hashing import name_digest
 from cachefs.shard import ObjectStat
 
 from .buffers import IndexCache
-from .counting import OnError, Row, count_shards, detect_format
+from .counting import OnError, Row, choose_format, count_shards
 from .formats import Format
 from .formats.registry import KINDS
 from .reader import DataWarning
@@ -125,9 +125,13 @@ class Manifest:
         lengths = {
             len(part) for part in (wire.shards, wire.counts, wire.sizes, wire.raw_sizes, wire.parts) if part is not None
         }
-        if len(lengths) != 1 or wire.format not in KINDS:
+        if len(lengths) != 1 or not wire.shards or wire.format not in KINDS:
             raise ValueError("not a manifest")
-        named = KINDS[wire.format].from_options(wire.options)
+        if any(number >= len(wire.shards) for number, *_ in wire.damaged):
+            raise ValueError("it names damaged shards that it does not have")
+        # leave to run code that a file chooses is given by the user of this process, never by a file
+        options = {name: value for name, value in wire.options.items() if name != "allow_pickle"}
+        named = KINDS[wire.format].from_options(options)
         chosen = named if format is None else format.completed(named)
         return cls(
             shards=tuple(ObjectStat(*shard) for shard in wire.shards),
@@ -146,17 +150,21 @@ class Manifest:
         )
 
 
+_Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_OrMinusOne: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+
+
 class _Wire(msgspec.Struct):
-    shards: list[tuple[str, int, str]]
-    counts: list[int]
-    sizes: list[int]
-    raw_sizes: list[int] | None
+    shards: list[tuple[str, _Whole, str]]
+    counts: list[_OrMinusOne]
+    sizes: list[_Whole]
+    raw_sizes: list[_OrMinusOne] | None
     format: str
     options: dict[str, Any]
-    parts: list[int] | None
+    parts: list[_OrMinusOne] | None
     digest: str
-    damaged: list[tuple[int, str, str, str | None, int | None, str | None]]
-    skipped: int
+    damaged: list[tuple[_Whole, str, str, str | None, int | None, str | None]]
+    skipped: _Whole
     progressive: bool = False
 
 
@@ -173,10 +181,7 @@ def build_manifest(
     and, unless ``on_error="skip"``, the first damaged shard's ``FormatError``.
     """
     found = find_shards(source, client, format)
-    if found.format is not None:
-        format = found.format if format is None else format.completed(found.format)
-    if format is None:
-        format = detect_format(found.stats, client, on_error)
+    format = choose_format(found, format, client, on_error)
     if found.counts is None and is_progressive(found.stats, format):
         return _uncounted(found.stats, format)
     if found.counts is not None:
@@ -190,7 +195,7 @@ def build_manifest(
     shards = tuple(row.stat for row in rows)
     counts = np.array([row.samples for row in rows], dtype=np.int64)
     if not counts.any():
-        raise EmptyDataset(f"no sample in {len(shards)} shard(s), the first is {shards[0].url}")
+        raise EmptyDataset(f"no sample in {len(found.stats)} shard(s), the first is {found.stats[0].url}")
     return Manifest(
         shards,
         counts,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from cachefs.errors import FormatError
+from cachefs.errors import ConfigError, FormatError
+from cachefs.objstore.url import parse_url
 
 from .manifest import Manifest
 
@@ -55,6 +56,11 @@ def parse_manifest(raw: bytes, url: str, format: Format | None = None) -> Manife
     if xxhash.xxh3_128_digest(body) != raw[at : at + _DIGEST]:
         raise FormatError("the manifest is damaged: its digest is not that of its bytes", url=url, offset=at)
     try:
-        return Manifest.from_bytes(body, format)
-    except ValueError as e:
+        manifest = Manifest.from_bytes(body, format)
+    except (ValueError, ConfigError) as e:
         raise FormatError(f"a manifest of another version: {e}", url=url, offset=at) from e
+    if not parse_url(url).is_local:
+        local = next((stat.url for stat in manifest.shards if parse_url(stat.url).is_local), None)
+        if local is not None:
+            raise FormatError(f"a manifest in a store that names the local file {local}", url=url, offset=at)
+    return manifest

@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import mmap
 import sys
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from cachefs.errors import Superseded
 from cachefs.objstore.url import parse_url
 
 from .formats import Format, SampleIndex, WebDataset, detect
-from .formats.abc import Mapped
+from .formats.abc import Mapped, Opened
 from .sample import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cachefs.client import Client, ObjectStat, Shard
+
+Value = TypeVar("Value")
 
 _POPULATE_MOST = 256 << 20
 _MADV_POPULATE_READ = 22
@@ -115,6 +119,8 @@ class OpenShard:
     private_bytes: int
     """What it takes besides the mapping: its decompressed bytes."""
     objects: ClientObjects
+    reopen: Callable[[], OpenShard]
+    """Opens the same again, waiting for all of its bytes."""
     guard: AbstractContextManager[Any] | None = None
     """Held by a thread that reads, where others might and the source is not made for that."""
     decoders: dict[str, Callable[[Any], Any] | None] = field(default_factory=dict)
@@ -122,14 +128,57 @@ class OpenShard:
 
     def read(self, i: int, fields: frozenset[str] | None = None) -> Sample:
         """Sample ``i`` of the shard, or of the part."""
-        if self.guard is None:
+        if self.guard is not None:
+            with self.guard:
+                return self._read(i, fields)
+        return self._read(i, fields)
+
+    def _read(self, i: int, fields: frozenset[str] | None) -> Sample:
+        try:
             return self.format.read(self.source, self.index, i, self.url, fields)
-        with self.guard:
+        except Superseded:
+            self._renew()
             return self.format.read(self.source, self.index, i, self.url, fields)
+
+    def columns(self, rows: npt.NDArray[np.int64], fields: frozenset[str] | None = None) -> dict[str, Any]:
+        """Many samples at once; see :meth:`loader.formats.Format.columns`."""
+        with self.guard or nullcontext():
+            try:
+                return self.format.columns(self.source, self.index, rows, self.url, fields)
+            except Superseded:
+                self._renew()
+                return self.format.columns(self.source, self.index, rows, self.url, fields)
+
+    def _renew(self) -> None:
+        """It was read while it filled, and the cache goes on with another file: map that one."""
+        fresh = self.reopen()
+        self.objects.close()
+        self.source, self.index, self.objects = fresh.source, fresh.index, fresh.objects
 
     def close(self) -> None:
         """Give back leases and descriptors; samples already handed out stay valid. Idempotent."""
         self.objects.close()
+
+
+def while_filling(
+    client: Client, known: dict[str, tuple[str, int]], use: Callable[[ClientObjects], Value], *, dense: bool = False
+) -> tuple[Value, ClientObjects]:
+    """What ``use`` makes of a data set's objects, and the objects, which are the caller's to close.
+
+    They are mapped while they fill; where the cache goes on with another file meanwhile, once more when they are whole.
+    """
+    for whole in (False, True):
+        objects = ClientObjects(client, known, dense=dense, whole=whole)
+        try:
+            return use(objects), objects
+        except Superseded:
+            objects.close()
+            if whole:
+                raise
+        except BaseException:
+            objects.close()
+            raise
+    raise AssertionError("unreachable")
 
 
 def open_mapped(
@@ -148,25 +197,30 @@ def open_mapped(
 
     ``format=None``: the bytes decide. With ``index`` that is taken instead of a new one; ``unpacked``: its
     decompressed size, where that is known; ``part``: which part of it (``None``: all); ``whole``: wait for all of it
-    first. Raises ``UnknownFormat``,
-    ``FormatError``, or what the client raises.
+    first. Raises ``UnknownFormat``, ``FormatError``, or what the client raises.
     """
     known = {} if version is None or size is None else {url: (version, size)}
+    chosen = format
+
+    def open_in(objects: ClientObjects) -> tuple[Format, Opened]:
+        found = chosen if chosen is not None else detect(objects, url) or WebDataset()
+        return found, found.open(objects, url, index=index, unpacked=unpacked, part=part)
+
     dense = format is not None and format.dense
-    objects = ClientObjects(client, known, dense=dense, whole=whole)
-    try:
-        if format is None:
-            format = detect(objects, url) or WebDataset()
+    if whole:
+        objects = ClientObjects(client, known, dense=dense, whole=True)
         try:
-            opened = format.open(objects, url, index=index, unpacked=unpacked, part=part)
-        except Superseded:  # the cache goes on with another file: map that one, once it is whole
+            kind, opened = open_in(objects)
+        except BaseException:
             objects.close()
-            objects = ClientObjects(client, known, dense=dense, whole=True)
-            opened = format.open(objects, url, index=index, unpacked=unpacked, part=part)
-        shard = OpenShard(url, format, opened.source, opened.index, opened.private_bytes, objects)
-        if parse_url(url).is_local:
-            shard.close()  # there is no lease to keep, and a descriptor saved
-        return shard
-    except BaseException:
-        objects.close()
-        raise
+            raise
+    else:
+        (kind, opened), objects = while_filling(client, known, open_in, dense=dense)
+    reopen = partial(
+        open_mapped, client, url, kind, version=version, size=size, index=opened.index, unpacked=unpacked, part=part,
+        whole=True,
+    )  # fmt: skip
+    shard = OpenShard(url, kind, opened.source, opened.index, opened.private_bytes, objects, reopen)
+    if parse_url(url).is_local:
+        shard.close()  # there is no lease to keep, and a descriptor saved
+    return shard

@@ -52,13 +52,17 @@ class ShardReader:
         if not -n <= place < n:
             raise IndexError(f"{self.url}: sample {i} of {n}")
         shard = self._shard
-        return shard.format.read(shard.source, shard.index, place % n, shard.url)
+        return shard.read(place % n)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(len(self)))
 
     def close(self) -> None:
-        """Give back lease and descriptors; samples already read, and reading on, still work. Idempotent."""
+        """Give back leases and descriptors. Idempotent.
+
+        Samples already read stay valid. Others can be read as long as all their bytes have arrived, which need not be
+        so for formats that are decoded piece by piece (Parquet).
+        """
         self._shard.close()
 
     def __enter__(self) -> Self:

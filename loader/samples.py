@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import DataError, MissingField, Superseded
+from cachefs.errors import DataError, MissingField
 
 from .buffers import ShardPool
 from .decode import Decode
@@ -74,7 +74,7 @@ class SampleReader:
         self.pool = pool
         self.recipe = recipe
         self._key = derive(seed_key(seed), epoch, _TRANSFORM)
-        self._untouched: ShardPool | None = None  # what repeats are copied from
+        self._untouched = pool.again()  # what repeats are copied from
         self._plain = recipe.transform is None and not recipe.ids and not recipe.repeats
 
     def read(self, places: Places) -> list[Any]:
@@ -91,11 +91,7 @@ class SampleReader:
         for number, i, repeat in zip(places.shard.tolist(), places.row.tolist(), repeats, strict=True):
             try:
                 shard = self._pristine(number) if repeat else get(number)
-                try:
-                    sample = shard.read(i, wanted)
-                except Superseded:  # read while it fills, and the cache goes on with another file
-                    shard = (self._pristine_pool() if repeat else self.pool).renew(number)
-                    sample = shard.read(i, wanted)
+                sample = shard.read(i, wanted)
                 if repeat:
                     sample = copy.deepcopy(sample)
                 if wanted is not None:
@@ -113,18 +109,12 @@ class SampleReader:
 
     def _pristine(self, number: int) -> OpenShard:
         """A shard whose views are never handed out, so nobody has written into them."""
-        return self._pristine_pool().get(number)
-
-    def _pristine_pool(self) -> ShardPool:
-        if self._untouched is None:
-            self._untouched = self.pool.again()
-        return self._untouched
+        return self._untouched.get(number)
 
     def close(self) -> None:
         """Close all open shards. Idempotent; samples already handed out stay valid."""
         self.pool.close()
-        if self._untouched is not None:
-            self._untouched.close()
+        self._untouched.close()
 
     def _check(self, sample: Sample, shard: OpenShard, i: int) -> None:
         there = sample.keys()

@@ -21,6 +21,7 @@ class SharedPool(ShardPool):
         super().__init__(*args, **options)
         self._lock = threading.Lock()
         self._opening: dict[int, Future[OpenShard]] = {}
+        self._closed = False
 
     def get(self, number: int) -> OpenShard:
         with self._lock:
@@ -46,17 +47,16 @@ class SharedPool(ShardPool):
             own.set_exception(e)
             raise
         with self._lock:
-            self._admit(number, shard)
+            if self._closed:
+                shard.close()  # what was read from it stays valid; nobody would close it later
+            else:
+                self._admit(number, shard)
             del self._opening[number]
         own.set_result(shard)
         return shard
 
-    def renew(self, number: int) -> OpenShard:
-        with self._lock:
-            return super().renew(number)
-
-    def _load(self, number: int, index: SampleIndex | None, *, whole: bool = False) -> OpenShard:
-        shard = super()._load(number, index, whole=whole)
+    def _load(self, number: int, index: SampleIndex | None) -> OpenShard:
+        shard = super()._load(number, index)
         if shard.format.stateful:
             shard.guard = threading.Lock()
         return shard
@@ -69,4 +69,5 @@ class SharedPool(ShardPool):
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             super().close()

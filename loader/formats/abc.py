@@ -32,6 +32,7 @@ from cachefs.errors import ConfigError
 from cachefs.hashing import name_digest
 
 from ..sample import Sample
+from .magic import codec_of, is_zlib
 
 if TYPE_CHECKING:
     from cachefs.errors import DataError
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 """A shard's bytes: 1-D ``uint8``, C-contiguous, writable (the map under it is private)."""
 
+
+BEGINNING = 512
+"""Bytes that tell whether a shard is compressed."""
 
 Ready: TypeAlias = Callable[[int, int], None]
 """``ready(start, end)`` returns once these bytes of a mapped object are there; raises the origin's error, or
@@ -153,6 +157,12 @@ class Format(ABC):
         return False
 
     @classmethod
+    def is_plain(cls, head: bytes) -> bool:
+        """Whether a shard that begins so (512 bytes, or all of it) is not compressed, though its first bytes may be the
+        magic number of a compressed file. Only formats whose own first bytes can be such have to tell."""
+        return False
+
+    @classmethod
     def beside(cls, objects: Objects, url: str) -> Self | None:
         """The format of a shard whose own bytes do not tell, told by objects beside it (an index) or below it (a
         store); ``None`` if it is not this one. Asked only where no format ``matches``."""
@@ -164,8 +174,7 @@ class Format(ABC):
         """Map a shard and find its samples. ``index``: one made before, taken instead; ``unpacked``: the decompressed
         size where it is known; ``part``: only that part of the shard (``None``: all of it)."""
         data, ready = objects.map(url)
-        packed = self.streams and _is_packed(data, ready)
-        if not self.streams or packed or index is not None:
+        if not self.streams or index is not None or self._is_packed(data, ready):
             ready(0, len(data))
             ready = all_there
         whole = self.unpack(data, url, limit=unpacked)
@@ -173,6 +182,12 @@ class Format(ABC):
             index = self._indexed(objects, url, whole, ready)
             ready(0, len(data))
         return Opened(self.source(whole, index), index, 0 if whole is data else whole.nbytes)
+
+    def _is_packed(self, data: Bytes, ready: Ready) -> bool:
+        """Whether the bytes are a compressed file, which is unpacked only once it is whole."""
+        ready(0, min(len(data), BEGINNING))
+        head = data[:BEGINNING].tobytes()
+        return not self.is_plain(head) and (codec_of(data) is not None or is_zlib(head))
 
     def _indexed(self, objects: Objects, url: str, data: Bytes, ready: Ready) -> Any:
         """The index that is kept beside the shard, else a new one, which is kept from now on."""
@@ -265,18 +280,13 @@ class Format(ABC):
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> Self:
         """The format again from its :meth:`options`. Raises ``ConfigError`` for others."""
+        unknown = sorted(options.keys() - {field.name for field in fields_of(cls)})
+        if unknown:
+            raise ConfigError(f"the format {cls.name!r} has no option {unknown[0]!r}")
         try:
             return msgspec.convert(options, cls)
         except msgspec.ValidationError as e:
             raise ConfigError(f"options of the format {cls.name!r}: {e}") from e
-
-
-def _is_packed(data: Bytes, ready: Ready) -> bool:
-    """Whether the bytes are a compressed file, which is unpacked only once it is whole."""
-    ready(0, min(len(data), 4))
-    head = data[:4].tobytes()
-    zlib = head[:1] == b"x" and len(head) > 1 and int.from_bytes(head[:2], "big") % 31 == 0
-    return zlib or head[:3] in (b"\x1f\x8b\x08", b"BZh") or head in (b"\x28\xb5\x2f\xfd", b"\xfd7zX")
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,11 +184,9 @@ def _indexes(data: DataSet) -> Iterator[tuple[str, bytes]]:
 
 
 def _compare(data: DataSet, stat: ObjectStat, wanted: dict[str, str], report: Report) -> None:
-    objects = ClientObjects(data.client, {stat.url: (stat.version, stat.size)})
+    objects = ClientObjects(data.client, {stat.url: (stat.version, stat.size)}, whole=True)
     try:
-        mapped, ready = objects.map(stat.url)
-        ready(0, len(mapped))
-        name = mismatch(mapped, wanted)
+        name = mismatch(objects.map(stat.url).data, wanted)
     finally:
         objects.close()
     report.digests += 1

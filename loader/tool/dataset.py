@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from cachefs.errors import ConfigError, MissingField
 
 from ..buffers import IndexCache
-from ..counting import Row, count_shards, detect_format
+from ..counting import Row, choose_format, count_parts, count_shards
 from ..decode import Decode, DecodeOption
 from ..formats import Format
-from ..opening import ClientObjects, OpenShard, open_mapped
+from ..opening import OpenShard, open_mapped
 from ..sample import Sample
 from ..sources import find_shards
 
@@ -43,7 +43,7 @@ class DataSet:
     def find(cls, url: str, format: Format | None, client: Client) -> DataSet:
         """List it. The first shard whose bytes tell a format decides for all, unless the user named one."""
         found = find_shards(url, client, format)
-        chosen = format or found.format or detect_format(found.stats, client, "skip")
+        chosen = choose_format(found, format, client, "skip")
         return cls(url, client, found.stats, chosen, found.counts, found.raw_sizes)
 
     @property
@@ -75,14 +75,8 @@ class DataSet:
 
     def parts(self, number: int) -> Sequence[int | None]:
         """What a shard is opened as: its parts, or ``None`` for all of it."""
-        if type(self.format).parts is Format.parts:
-            return (None,)
         stat = self.stats[number]
-        objects = ClientObjects(self.client, {stat.url: (stat.version, stat.size)})
-        try:
-            counts = self.format.parts(objects, stat.url)
-        finally:
-            objects.close()
+        counts = count_parts(self.client, stat, self.format)
         return (None,) if counts is None else range(len(counts))
 
     def open(self, number: int, part: int | None) -> OpenShard:
@@ -138,7 +132,7 @@ class Reader:
         sample = self._read(shard, i)
         for name in self.fields or ():
             if name not in sample:
-                present = ", ".join(sorted(shard.format.read(shard.source, shard.index, i, shard.url)))
+                present = ", ".join(sorted(shard.read(i)))
                 hint = f"fields present: {present}"
                 raise MissingField(f"sample {i} has no field {name!r}", url=shard.url, hint=hint)
         try:
@@ -155,4 +149,4 @@ class Reader:
         return sample
 
     def _read(self, shard: OpenShard, i: int) -> Sample:
-        return shard.format.read(shard.source, shard.index, i, shard.url, self.fields)
+        return shard.read(i, self.fields)
