@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader
 
@@ -40,8 +41,9 @@ def prepare(accelerator: Accelerator, source: DataLoader[Any] | ShardDataset | B
         collate_fn = source.collate_fn if isinstance(source, Batches) else None
         cuda = device if device is not None and device.type == "cuda" else None
         source = Loader(dataset, device=cuda, collate_fn=collate_fn)
-    elif isinstance(source, DataLoader):
-        _check_batches(source, dataset)
+    if isinstance(source, Loader):
+        source = _Threaded(source)
+    _check_batches(source, dataset)
     prepared = PreparedLoader(source, dataset, accelerator, device)
     accelerator.prepare_data_loader(prepared)  # which takes note of one that is prepared, and leaves it as it is
     return prepared
@@ -57,7 +59,7 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
     _is_accelerate_prepared = True
 
     def __init__(
-        self, source: DataLoader[Any] | Loader, dataset: ShardDataset, accelerator: Accelerator, device: Any
+        self, source: DataLoader[Any], dataset: ShardDataset, accelerator: Accelerator, device: torch.device | None
     ) -> None:
         rng_types = [kind for kind in accelerator.rng_types or () if kind != "generator"]
         super().__init__(
@@ -111,24 +113,6 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
     def _update_state_dict(self) -> None:
         """Nothing is read ahead of the state."""
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Accelerate takes for a DataLoader what is an instance of one."""
-        kind = type(self.base_dataloader)
-        return kind if issubclass(kind, DataLoader) else DataLoader
-
-    @property
-    def dataset(self) -> ShardDataset | Batches:
-        """What a DataLoader of accelerate's, as ``skip_first_batches`` makes it, is to read."""
-        source = self.base_dataloader
-        out: Any = source.batched() if isinstance(source, Loader) else source.dataset
-        return out  # type: ignore[no-any-return]
-
-    @property
-    def batch_size(self) -> int | None:
-        """What goes with :attr:`dataset`: ``None`` where that yields batches."""
-        return getattr(self.base_dataloader, "batch_size", None)
-
     @property
     def total_batch_size(self) -> int:
         """Samples in a batch of all processes."""
@@ -138,6 +122,17 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
     def total_dataset_length(self) -> int:
         """Samples of the data set."""
         return self._data.manifest.total
+
+
+class _Threaded(DataLoader[Any]):
+    """A :class:`loader.Loader` in the shape of a DataLoader, which accelerate asks about and makes others of."""
+
+    def __init__(self, source: Loader) -> None:
+        super().__init__(source.batched(), batch_size=None)
+        self._source = source
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return iter(self._source)
 
 
 def _dataset_of(source: Any) -> ShardDataset:
@@ -169,16 +164,13 @@ def _check_ranks(accelerator: Accelerator, dataset: ShardDataset) -> None:
 
 
 def _check_batches(source: DataLoader[Any], dataset: ShardDataset) -> None:
-    wanted = None if isinstance(source.dataset, Batches) else _rank_size(dataset)
+    rule = dataset.rule
+    rank, world = rule.place.rank, rule.place.world
+    size = (rank + 1) * rule.global_batch // world - rank * rule.global_batch // world
+    wanted = None if isinstance(source.dataset, Batches) else size
     if source.batch_size != wanted:
         raise ConfigError(
             f"DataLoader(batch_size={source.batch_size}), but the data set deals "
             + ("whole batches" if wanted is None else f"this rank batches of {wanted}"),
             hint="give both the same batch_size, or use DataLoader(dataset.batched(), batch_size=None)",
         )
-
-
-def _rank_size(dataset: ShardDataset) -> int:
-    rule = dataset.rule
-    rank, world = rule.place.rank, rule.place.world
-    return (rank + 1) * rule.global_batch // world - rank * rule.global_batch // world
