@@ -158,8 +158,7 @@ class Format(ABC):
 
     @classmethod
     def is_plain(cls, head: bytes) -> bool:
-        """Whether a shard that begins so (512 bytes, or all of it) is not compressed, though its first bytes may be the
-        magic number of a compressed file. Only formats whose own first bytes can be such have to tell."""
+        """Whether a shard that begins so (512 bytes, or all) is not compressed, whatever magic number that may be."""
         return False
 
     @classmethod

@@ -5,9 +5,10 @@ from __future__ import annotations
 from cachefs.errors import ConfigError, FormatError, NotFound, UnknownFormat
 
 from .abc import Bytes, Format, Objects
-from .packed import begins, codec_of
+from .magic import codec_of
+from .packed_head import begins
 from .registry import BY_NAME, ORDER
-from .tar import BLOCK, is_blank
+from .tar_header import BLOCK, is_blank
 
 HEAD = 4096
 _ENOUGH = 1 << 20
@@ -90,6 +91,7 @@ def _unknown(data: Bytes, url: str) -> UnknownFormat:
 
 def peek(data: Bytes) -> bytes:
     """The first :data:`HEAD` bytes of what the shard decompresses to, or of itself; less where it is damaged."""
-    if codec_of(data) is None:
-        return data[:HEAD].tobytes()
+    head = data[:HEAD].tobytes()
+    if codec_of(data) is None or any(kind.is_plain(head) for kind in ORDER):
+        return head
     return begins(data[:_ENOUGH], HEAD)

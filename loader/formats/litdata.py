@@ -35,7 +35,8 @@ from .litdata_index import LitIndex, Shape, index_chunk
 from .litdata_items import Items, Rows, TokenRows
 from .litdata_listing import LitConfig, read_litdata_index
 from .litdata_tree import LEAF
-from .packed import ZSTD, unzstd
+from .magic import ZSTD
+from .packed import MOST, unzstd
 
 _CHUNK = re.compile(r"chunk-(\d+)-\d+\.")
 
@@ -114,7 +115,8 @@ class LitData(Format):
             return data  # no chunk has so many items that its first bytes look so
         if limit is None:
             return unzstd(data, url)
-        whole = unzstd(data, url, most=2 * limit + 4096)  # some versions do not count the chunk's head
+        # some versions do not count the chunk's head
+        whole = unzstd(data, url, most=limit if limit > MOST else min(2 * limit + 4096, MOST))
         if len(whole) < limit:
             raise FormatError(f"decompresses to {len(whole)} bytes, not to {limit}: cut off or another file", url=url)
         return whole

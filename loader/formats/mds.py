@@ -31,9 +31,11 @@ from cachefs.errors import ConfigError, Denied, FormatError, NotFound
 from ..sample import Sample
 from .abc import Bytes, Format, Objects, Ready, SampleIndex, all_there
 from .listing import INDEX, tool_of
+from .magic import codec_of
 from .mds_columns import Column, make_column
 from .mds_listing import read_mds_index
-from .packed import CODECS, begins, codec_of, unpacked
+from .packed import CODECS, unpacked
+from .packed_head import begins
 
 _U32 = np.dtype("<u4")
 _PEEK = 64

@@ -1,7 +1,8 @@
 """Compressed shards: the whole shard is decompressed into private memory before it is indexed.
 
 Samples are then views into that memory instead of into the mapped file. The output is bounded while it grows, so a
-damaged or hostile stream cannot take more memory than ``limit`` (or :data:`MOST`).
+damaged or hostile stream cannot take more memory than ``limit``, and no ``limit`` may be more than :data:`MOST`. Pieces
+(members, streams, frames, blocks) that hold next to nothing cost time and no memory: there may not be many of those.
 """
 
 from __future__ import annotations
@@ -10,32 +11,28 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cachefs.errors import FormatError
 
-from .abc import Bytes
+from .magic import codec_of, is_skippable
 
-GZIP = b"\x1f\x8b\x08"
-ZSTD = b"\x28\xb5\x2f\xfd"
-BZ2 = b"BZh"
-XZ = b"\xfd7zXZ\x00"
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 MOST = 8 << 30
-"""Bytes; the largest shard that is decompressed where its size is not known beforehand."""
+"""Bytes; the largest shard that is decompressed."""
+_FREE_PIECES = 1 << 20
+_LEAST_PIECE = 256
 _STEP = 1 << 20
+_SLICE = 64 << 10
+"""Bytes that zlib is given at a time: it copies what is left of them whenever its output is full."""
 _FIRST = 512
 _XZ_MEMORY = 128 << 20
-_SKIPPABLE = 0x184D2A50
 _RLE = 1
 _SNAPPY_RATIO = 22
 """No Snappy block grows more: its densest element is 3 bytes that stand for 64."""
-
-
-def codec_of(data: Bytes) -> str | None:
-    """Which of :data:`CODECS` the first bytes are the magic number of; ``None``: of none."""
-    head = data[:6].tobytes()
-    return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def unpacked(codec: str, data: Bytes, url: str, limit: int | None = None) -> Bytes:
@@ -49,39 +46,6 @@ def unpack(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     return data if codec is None else unpacked(codec, data, url, limit)
 
 
-def begins(data: Bytes, size: int) -> bytes:
-    """The first ``size`` bytes of what a compressed file with a magic number holds; fewer where it is damaged."""
-    out = bytearray()
-    codec = codec_of(data)
-    try:
-        if codec == "zstd":
-            import zstandard
-
-            with zstandard.ZstdDecompressor().stream_reader(data.data, read_across_frames=True) as frames:
-                try:
-                    while len(out) < size and (part := frames.read(min(_STEP, size - len(out)))):
-                        out += part
-                except zstandard.ZstdError:
-                    return bytes(out)
-        elif codec == "gz":
-            out += zlib.decompressobj(wbits=31).decompress(data.data, size)
-        elif codec is not None:
-            stream = bz2.BZ2Decompressor() if codec == "bz2" else _xz()
-            at = 0
-            while len(out) < size and not stream.eof and at < len(data):
-                chunk = data.data[at : at + _STEP] if stream.needs_input else b""
-                at += len(chunk)
-                out += stream.decompress(chunk, size - len(out))
-    except (zlib.error, lzma.LZMAError, OSError, EOFError):
-        pass  # what came before the damage
-    return bytes(out)
-
-
-def is_zlib(head: bytes) -> bool:
-    """Whether these can be the first bytes of a zlib stream (RFC 1950): two bytes, which other data may have too."""
-    return len(head) >= 2 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
-
-
 def gunzip(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     """All members of a gzip file, one after the other, their CRCs checked. Zeros behind the last one are padding."""
     return _inflate(data, url, limit, 31, "gzip member")
@@ -93,10 +57,10 @@ def unzlib(data: Bytes, url: str, limit: int | None = None) -> Bytes:
 
 
 def _inflate(data: Bytes, url: str, limit: int | None, wbits: int, what: str) -> Bytes:
-    most = MOST if limit is None else limit
+    most = _bound(limit, url)
     source = data.data
     out = bytearray()
-    at = 0
+    at = pieces = 0
     while at < len(source):
         if source[at] == 0 and not data[at:].any():
             break
@@ -109,7 +73,7 @@ def _inflate(data: Bytes, url: str, limit: int | None, wbits: int, what: str) ->
                 if not chunk:
                     chunk = source[at : at + step]
                     at += len(chunk)
-                    step = min(2 * step, _STEP)
+                    step = min(2 * step, _SLICE)
                 part = stream.decompress(chunk, _STEP)
                 if not (part or chunk or stream.eof):
                     raise FormatError(f"the {what} that starts at byte {member} is cut off", url=url, offset=at)
@@ -119,6 +83,8 @@ def _inflate(data: Bytes, url: str, limit: int | None, wbits: int, what: str) ->
         except zlib.error as e:
             raise FormatError(f"the {what} that starts here is damaged: {e}", url=url, offset=member) from e
         at -= len(stream.unused_data)
+        pieces += 1
+        _check_pieces(pieces, len(out), url, member)
     return _whole(out, limit, url)
 
 
@@ -129,10 +95,11 @@ def unbz2(data: Bytes, url: str, limit: int | None = None) -> Bytes:
 
 def unxz(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     """All streams of an xz file, one after the other, their checks checked. Zeros behind the last one are padding."""
-    return _streams(data, url, limit, _xz, "xz")
+    return _streams(data, url, limit, xz_stream, "xz")
 
 
-def _xz() -> lzma.LZMADecompressor:
+def xz_stream() -> lzma.LZMADecompressor:
+    """A decompressor of xz whose memory is bounded."""
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
 
 
@@ -143,10 +110,10 @@ def _streams(
     make: Callable[[], bz2.BZ2Decompressor] | Callable[[], lzma.LZMADecompressor],
     what: str,
 ) -> Bytes:
-    most = MOST if limit is None else limit
+    most = _bound(limit, url)
     source = data.data
     out = bytearray()
-    at = 0
+    at = pieces = 0
     while at < len(source):
         if source[at] == 0 and not data[at:].any():
             break
@@ -168,6 +135,8 @@ def _streams(
         except (OSError, lzma.LZMAError) as e:
             raise FormatError(f"the {what} stream that starts here is damaged: {e}", url=url, offset=member) from e
         at -= len(stream.unused_data)
+        pieces += 1
+        _check_pieces(pieces, len(out), url, member)
     return _whole(out, limit, url)
 
 
@@ -175,7 +144,7 @@ def unzstd(data: Bytes, url: str, limit: int | None = None, *, most: int | None 
     """All frames of a Zstandard file, one after the other. ``most``: a bound on the size, where only that is known."""
     import zstandard
 
-    bound = most if most is not None else MOST if limit is None else limit
+    bound = _bound(limit if most is None else most, url)
     out = bytearray()
     try:
         size = zstandard.frame_content_size(data.data[:18])
@@ -186,18 +155,20 @@ def unzstd(data: Bytes, url: str, limit: int | None = None, *, most: int | None 
                 _check(len(out), bound, url)
     except zstandard.ZstdError as e:
         raise FormatError(f"the Zstandard stream is damaged: {e}", url=url, offset=0) from e
-    if len(out) < size or _cut_off(data.data):
+    if len(out) < size or _cut_off(data.data, len(out), url):
         raise FormatError("the Zstandard stream is cut off", url=url, offset=len(data))
     return _whole(out, limit, url)
 
 
-def _cut_off(frames: memoryview) -> bool:
-    """Whether Zstandard frames that decompress (RFC 8878) end before their last block does: no decoder says so."""
+def _cut_off(frames: memoryview, size: int, url: str) -> bool:
+    """Whether Zstandard frames (RFC 8878) of ``size`` bytes end before their last block does: no decoder says so."""
     import zstandard
 
-    at = 0
+    at = pieces = 0
     while at < len(frames):
-        if int.from_bytes(frames[at : at + 4], "little") & 0xFFFFFFF0 == _SKIPPABLE:
+        pieces += 1
+        _check_pieces(pieces, size, url, at)
+        if is_skippable(frames[at : at + 4]):
             at += 8 + int.from_bytes(frames[at + 4 : at + 8], "little")
             continue
         head = frames[at : at + 18]
@@ -210,8 +181,10 @@ def _cut_off(frames: memoryview) -> bool:
         while not block & 1:
             if at + 3 > len(frames):
                 return True
+            pieces += 1
             block = int.from_bytes(frames[at : at + 3], "little")
             at += 3 + (1 if block >> 1 & 3 == _RLE else block >> 3)
+            _check_pieces(pieces, size, url, at)
         at += 4 * checksum
     return at > len(frames)
 
@@ -220,7 +193,7 @@ def unbrotli(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     """A Brotli stream. It has no checksum and no magic number."""
     import pyarrow as pa
 
-    most = MOST if limit is None else limit
+    most = _bound(limit, url)
     out = bytearray()
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), "brotli") as stream:
@@ -236,11 +209,13 @@ def unsnappy(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     """A raw Snappy block, as ``snappy.compress`` writes it: no frames, no checksum, no magic number."""
     import pyarrow as pa
 
+    most = _bound(limit, url)
     size = _varint(data[:5].tolist())
     if size is None or size > _SNAPPY_RATIO * len(data):
         raise FormatError("no Snappy block: its size is damaged", url=url, offset=0)
     if limit is not None and size != limit:
         raise FormatError(f"decompresses to {size} bytes, not to {limit}: another file", url=url, offset=0)
+    _check(size, most, url)
     if not size:
         return np.empty(0, np.uint8)
     try:
@@ -269,13 +244,28 @@ CODECS: dict[str, Unpack] = {
     "snappy": unsnappy,
 }
 """By the names that MDS indexes use. Brotli and Snappy have no magic number: they are told by an index alone."""
-_MAGIC = {GZIP: "gz", ZSTD: "zstd", BZ2: "bz2", XZ: "xz"}
 
 
 def _whole(out: bytearray, limit: int | None, url: str) -> Bytes:
     if limit is not None and len(out) != limit:
         raise FormatError(f"decompresses to {len(out)} bytes, not to {limit}: cut off or another file", url=url)
     return np.frombuffer(out, np.uint8)
+
+
+def _bound(declared: int | None, url: str) -> int:
+    """The most that may come out, where an index declares so much (``None``: nothing)."""
+    if declared is None:
+        return MOST
+    if declared > MOST:
+        raise FormatError(
+            f"is declared to decompress to {declared} bytes, {MOST} are the most", url=url, hint="write smaller shards"
+        )
+    return declared
+
+
+def _check_pieces(pieces: int, size: int, url: str, offset: int) -> None:
+    if pieces > _FREE_PIECES + size // _LEAST_PIECE:
+        raise FormatError(f"{pieces} compressed pieces that hold {size} bytes in all", url=url, offset=offset)
 
 
 def _check(size: int, most: int, url: str) -> None:

@@ -6,7 +6,9 @@ and devices have no payload whatever their size field says. Sparse members are r
 the archive as they are.
 
 A member that runs past the end of the buffer, half a header and a wrong checksum are errors that name the offset;
-Python's ``tarfile`` ends silently on most of them, which loses samples without a word.
+Python's ``tarfile`` ends silently on most of them, which loses samples without a word. A block of zeros where a header
+should be ends the archive only if all behind it is looked at too (:mod:`.tar_end`): members that follow are an error,
+unless they are an archive of their own that somebody joined to this one, which is noted.
 
 An archive may be walked while it is still arriving: ``ready`` is asked for each piece before it is looked at, which are
 the headers and what lies in extended ones, and nothing else.
@@ -14,7 +16,6 @@ the headers and what lies in extended ones, and nothing else.
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,49 +23,25 @@ from dataclasses import dataclass, field
 from cachefs.errors import FormatError
 
 from .abc import Ready, all_there
+from .tar_end import after_end
+from .tar_header import BLOCK, HEADER, checked_size, joined, plain_size
 
-BLOCK = 512
-_RECORD = 20 * BLOCK
-_ADLER = 65521
-_SPACES = 8 * 0x20
 _USTAR = b"ustar\0"
-_SUM_END = b"\0 "
-_SIZE_ENDS = b"\0 "
 _ZERO = bytes(BLOCK)
-_HEADER = struct.Struct("100s24x12s12x8sc100x6s82xB166x")
-"""name, size, checksum, type flag, magic, first byte of the prefix"""
-_PREFIX = slice(345, 500)
 _REGULAR = b"0\x007"
 _NO_PAYLOAD = b"123456"
 _MOST_EXTENDED = 1 << 20
-_MOST_NAME = 1 << 16
+_MOST_NAME = 4096
+"""Characters; no file system has longer paths."""
+_SHOWN = 200
 _SPARSE = "GNU.sparse"
 
 
 @dataclass
 class TarNotes:
-    """What a walk met apart from regular files: filled in while it runs."""
+    """What is odd about an archive: filled in while it is walked."""
 
-    others: int = 0
-    """Links, directories, devices and entries of unknown kind."""
     messages: list[str] = field(default_factory=list)
-
-
-def is_tar(head: memoryview) -> bool:
-    """Whether the first block is a tar header with a right checksum."""
-    if len(head) < BLOCK:
-        return False
-    _, size, checksum, _, _, _ = _HEADER.unpack_from(head, 0)
-    try:
-        _number(size)
-        return checksum.strip(b" \0") != b"" and _checksum_holds(head[:BLOCK], checksum)
-    except ValueError:
-        return False
-
-
-def is_blank(head: memoryview) -> bool:
-    """Whether these bytes can be the start of an empty archive: nothing but zeros, at least one block of them."""
-    return len(head) >= BLOCK and not any(head)
 
 
 def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) -> Iterator[tuple[str, int, int, int]]:
@@ -78,7 +55,7 @@ def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) 
             "an empty file is no tar archive", url=url, offset=0, hint="even an empty one has an end marker"
         )
     filling = ready is not all_there
-    read, adler = _HEADER.unpack_from, zlib.adler32
+    read, adler = HEADER.unpack_from, zlib.adler32
     offset = 0
     defaults: dict[str, str] = {}
     extra: dict[str, str] = {}
@@ -93,22 +70,22 @@ def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) 
             return
         name, raw_size, checksum, kind, magic, prefixed = read(view, offset)
         if prefixed and magic == _USTAR:  # GNU's own header keeps time stamps there
-            name = _joined(view[offset:payload], name)
+            name = joined(view[offset:payload], name)
         if kind == b"0" and pending < 0 and not defaults:
             # what nearly all headers are, looked at the short way; whatever is odd about one is said below
-            size = _plain_size(raw_size, checksum, adler(view[offset:payload]))
+            size = plain_size(raw_size, checksum, adler(view[offset:payload]))
             if 0 <= size <= end - payload:
                 yield _text(name.split(b"\0", 1)[0]), offset, payload, size
                 offset = payload + _padded(size)
                 continue
         if not name[0] and view[offset:payload] == _ZERO:
             _check_end(view, end, pending, url)
-            behind = min(offset + _RECORD + BLOCK, end)
-            ready(offset, behind)
-            if not _blank(view[offset:behind]):
-                notes.messages.append(f"data behind the tar's end marker at byte {offset} is not read (a joined tar?)")
+            ready(offset, end)
+            note = after_end(view, offset, url)
+            if note is not None:
+                notes.messages.append(note)
             return
-        size = _checked_size(view[offset:payload], raw_size, checksum, url, offset)
+        size = checked_size(view[offset:payload], raw_size, checksum, url, offset)
         if kind in b"xgXLK":
             if size > _MOST_EXTENDED:
                 raise FormatError(
@@ -120,8 +97,10 @@ def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) 
             body = bytes(view[payload : payload + size])
             if kind == b"L":
                 extra["path"] = _text(body.split(b"\0", 1)[0])
+            elif kind == b"g":
+                defaults |= _defaults(body, url, payload)
             elif kind != b"K":
-                (defaults if kind == b"g" else extra).update(_pax_records(body, url, payload))
+                extra |= _pax_records(body, url, payload)
             if kind != b"g":
                 pending = offset
             offset = payload + _padded(size)
@@ -131,9 +110,8 @@ def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) 
             fields = defaults | extra
             path = fields.get("path") or path
             if len(path) > _MOST_NAME:
-                raise FormatError(
-                    f"a name of {len(path)} characters", url=url, offset=offset, hint="64 Ki are the most"
-                )
+                hint = f"{_MOST_NAME} are the most"
+                raise FormatError(f"a name of {len(path)} characters", url=url, offset=offset, hint=hint)
             size = _pax_size(fields, size, path, url, offset)
             sparse = _SPARSE in fields
             extra = {}
@@ -141,34 +119,32 @@ def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) 
             sparse = False
         pending = -1
         if sparse or kind == b"S":
-            raise FormatError(f"member {path!r} is sparse, which cannot be read in place", url=url, offset=offset)
+            raise FormatError(f"member {shown(path)} is sparse, which cannot be read in place", url=url, offset=offset)
         if kind in _NO_PAYLOAD or (kind == b"\0" and path.endswith("/")):
-            notes.others += 1
             offset = payload
             continue
         if size > end - payload:
             raise FormatError(
-                f"the tar is cut off: member {path!r} needs {size} bytes, {max(end - payload, 0)} are there",
+                f"the tar is cut off: member {shown(path)} needs {size} bytes, {max(end - payload, 0)} are there",
                 url=url,
                 offset=offset,
             )
         if kind in _REGULAR:
             yield path, offset, payload, size
-        else:
-            notes.others += 1
         offset = payload + _padded(size)
 
 
-def _plain_size(raw: bytes, checksum: bytes, adler: int) -> int:
-    """The size in a header as all common writers fill it in, if its checksum holds; -1 for any other."""
-    digits, total = raw[:11], checksum[:6]
-    if not (digits.isdigit() and raw[11] in _SIZE_ENDS and total.isdigit() and checksum[6:] == _SUM_END):
-        return -1
-    try:
-        declared = int(total, 8) + (zlib.adler32(checksum) & 0xFFFF) - _SPACES
-        return int(digits, 8) if adler & 0xFFFF == declared else -1
-    except ValueError:
-        return -1
+def shown(path: str) -> str:
+    """A member's name as messages say it: quoted, and not in full where it is long."""
+    return repr(path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}...{path[-_SHOWN // 2 :]}")
+
+
+def _defaults(body: bytes, url: str, offset: int) -> dict[str, str]:
+    """What a global header says of all members behind it, which cannot be their name."""
+    records = _pax_records(body, url, offset)
+    if "path" in records:
+        raise FormatError("a global pax header gives all members one name", url=url, offset=offset)
+    return records
 
 
 def _check_end(view: memoryview, offset: int, pending: int, url: str) -> None:
@@ -179,57 +155,12 @@ def _check_end(view: memoryview, offset: int, pending: int, url: str) -> None:
         raise FormatError("the tar is cut off within a header", url=url, offset=offset)
 
 
-def _checked_size(block: memoryview, raw_size: bytes, checksum: bytes, url: str, offset: int) -> int:
-    """The size that a header declares, once its checksum holds."""
-    try:
-        sound = _checksum_holds(block, checksum)
-    except ValueError:
-        sound = False
-    if not sound:
-        raise FormatError("no tar header here (wrong checksum)", url=url, offset=offset)
-    try:
-        return _number(raw_size)
-    except ValueError:
-        raise FormatError("the size in the tar header is not a number", url=url, offset=offset) from None
-
-
 def _blank(view: memoryview) -> bool:
     return not bytes(view).strip(b"\0")
 
 
 def _padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
-
-
-def _checksum_holds(block: memoryview, stored: bytes) -> bool:
-    """Whether the header's bytes, its checksum field read as spaces, add up to the checksum. ValueError: no number.
-
-    The lower half of Adler-32 is that sum plus one, modulo 65521, at C speed. Some old writers summed signed bytes.
-    """
-    declared = _number(stored)
-    if (zlib.adler32(block) & 0xFFFF) == (declared + sum(stored) - _SPACES + 1) % _ADLER:
-        return True
-    return sum(block.cast("b")) == declared + sum(memoryview(stored).cast("b")) - _SPACES
-
-
-def _number(raw: bytes) -> int:
-    """A header's number: octal digits, or base 256 with the top bit set. ValueError for anything else."""
-    digits = raw.strip(b" \0")
-    if digits.isdigit():
-        return int(digits, 8)
-    if raw[0] == 0x80:
-        return int.from_bytes(raw[1:], "big")
-    digits = raw.split(b"\0", 1)[0].strip()
-    if not digits:
-        return 0
-    if not digits.isdigit():
-        raise ValueError(raw)
-    return int(digits, 8)
-
-
-def _joined(header: memoryview, name: bytes) -> bytes:
-    """A name that goes on from the header's prefix."""
-    return bytes(header[_PREFIX]).split(b"\0", 1)[0] + b"/" + name
 
 
 def _text(raw: bytes) -> str:
@@ -241,7 +172,7 @@ def _pax_size(fields: dict[str, str], size: int, path: str, url: str, offset: in
     if text is None:
         return size
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
-        raise FormatError(f"the size of member {path!r} is not a number", url=url, offset=offset)
+        raise FormatError(f"the size of member {shown(path)} is not a number", url=url, offset=offset)
     return int(text)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from .abc import Damage, SampleIndex
 
-_VERSION = 1
+_VERSION = 2
+"""1: of walks that took the first zeros for the end."""
 _SUM_BYTES = 4
 
 

@@ -35,8 +35,9 @@ from ..sample import Sample
 from .abc import Bytes, Format, KeptIndex, Ready, all_there
 from .crc32c import crc32c, masked_lengths, unmasked
 from .example import WireError, read_example
+from .magic import is_zlib
 from .offsets import OffsetIndex, joined, offset_dtype
-from .packed import is_zlib, unpack, unzlib
+from .packed import unpack, unzlib
 
 _HEAD = 12
 """Bytes before a payload: its length and the length's sum."""
@@ -86,10 +87,14 @@ class TFRecord(Format):
         except zlib.error:
             return False
 
+    @classmethod
+    def is_plain(cls, head: bytes) -> bool:
+        return _is_header(head)  # a length may look like the magic number of a compressed file
+
     def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
         head = data[:_HEAD].tobytes()
         if _is_header(head):
-            return data  # a length may look like the magic number of a compressed file
+            return data
         return unzlib(data, url, limit) if is_zlib(head) else unpack(data, url, limit)
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> RecordIndex:

@@ -14,7 +14,8 @@ On purpose different:
 
 * A member with no key (``README``, ``.hidden``) is skipped and counted, as there, but the count can be read.
 * A member that repeats a field makes its own sample unreadable, with an error that names it, and no other one.
-* A cut-off or overwritten archive is an error, never a silent end. Only the end marker may be missing, with a warning.
+* A cut-off or overwritten archive is an error, never a silent end, and so are members behind zeros in its midst. Only
+  the end marker may be missing, and an archive may have been joined to it, both with a warning.
 * The sample's key is under ``__key__``, a ``str``; there is no ``__url__`` and no ``__local_path__``.
 
 Values are views into the archive. An archive that is compressed as a whole (gzip, bzip2, xz, Zstandard; its first
@@ -32,8 +33,9 @@ from cachefs.errors import ConfigError, FormatError
 
 from ..sample import FoldedSample, Sample
 from .abc import Bytes, Damage, Format, KeptIndex, Ready, all_there
-from .packed import codec_of, unpacked
-from .tar import BLOCK, TarNotes, is_blank, is_tar, walk
+from .packed import unpack
+from .tar import TarNotes, shown, walk
+from .tar_header import BLOCK, is_blank, is_tar
 from .tar_index import TarIndex
 
 _META = re.compile(r"__[^/]*__(?:$|/)")
@@ -58,9 +60,12 @@ class WebDataset(Format):
         block = memoryview(head)[:BLOCK]
         return is_tar(block) or is_blank(block)
 
+    @classmethod
+    def is_plain(cls, head: bytes) -> bool:
+        return is_tar(memoryview(head)[:BLOCK])  # a member's name may begin as a compressed file does
+
     def unpack(self, data: Bytes, url: str, *, limit: int | None = None) -> Bytes:
-        codec = codec_of(data)
-        return data if codec is None else unpacked(codec, data, url, limit)
+        return data if is_tar(data[:BLOCK].data) else unpack(data, url, limit)
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> TarIndex:
         starts, sizes, names = array("q"), array("q"), array("i")
@@ -87,7 +92,8 @@ class WebDataset(Format):
                 keys += key.encode("utf-8", "surrogateescape")
                 key_ends.append(len(keys))
             if name in seen:
-                damaged.setdefault(len(first) - 1, Damage(f"member {path!r} repeats a field of its sample", header))
+                if len(first) - 1 not in damaged:
+                    damaged[len(first) - 1] = Damage(f"member {shown(path)} repeats a field of its sample", header)
                 continue
             seen.add(name)
             starts.append(start)

@@ -14,7 +14,9 @@ import pytest
 import zstandard
 
 from cachefs.errors import FormatError
-from loader.formats.packed import begins, codec_of, unpack, unpacked, unzstd
+from loader.formats.magic import codec_of
+from loader.formats.packed import MOST, gunzip, unpack, unpacked, unzstd
+from loader.formats.packed_head import begins
 
 DATA = b"hello world" * 3000
 PACKED = {
@@ -68,3 +70,27 @@ def test_no_cut_of_a_frame_without_a_size_is_a_silent_end() -> None:
             unzstd(raw(frame[:end]), "u")
     with pytest.raises(FormatError, match="cut off"):
         unzstd(raw(PACKED["zstd"] + frame[:150_000]), "u")
+
+
+@pytest.mark.parametrize("codec", sorted(PACKED))
+def test_no_declared_size_lifts_the_bound(codec: str) -> None:
+    with pytest.raises(FormatError, match="are the most"):
+        unpacked(codec, raw(PACKED[codec]), "u", MOST + 1)
+
+
+def test_pieces_that_hold_nothing_are_not_endless() -> None:
+    with pytest.raises(FormatError, match="compressed pieces"):
+        gunzip(raw(gzip.compress(b"") * 1_100_000), "u")
+    empty_blocks = zstandard.compress(b"")[:6] + b"\0\0\0" * 1_200_000 + b"\1\0\0"
+    with pytest.raises(FormatError, match="compressed pieces"):
+        unzstd(raw(zstandard.compress(b"a") + empty_blocks), "u")
+
+
+def test_zstandard_files_may_begin_with_frames_that_are_skipped() -> None:
+    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+    file = raw((skipped + PACKED["zstd"]) * 3)
+    assert codec_of(file) == "zstd"
+    assert unpack(file, "u").tobytes() == DATA * 3
+    assert begins(file, 5000) == DATA[:5000]
+    assert codec_of(raw(skipped + b"other")) is None
+    assert codec_of(raw(skipped[:6])) is None

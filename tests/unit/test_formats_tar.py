@@ -175,7 +175,7 @@ class TestHostile:
         one_line(error, path, offset=0)
 
     def test_a_long_name_is_refused(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "a.tar", self.pax({"path": "x" * 70_000}, 1))
+        path = save(tmp_path / "a.tar", tar_bytes([("x" * 70_000, b"")], tarfile.PAX_FORMAT))
         with pytest.raises(FormatError, match="a name of 70000") as error:
             loader.open_shard(path)
         one_line(error, path)
