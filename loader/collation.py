@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 
 from cachefs.errors import ConfigError, DataError
 
+from .arenasend import ragged, shared_bytes
 from .sample import Sample, Stamp, batch_type
 
 
@@ -32,8 +33,9 @@ def collate(samples: Sequence[Any]) -> Any:
     * arrays and tensors that differ in shape stay a list (*ragged*), as do ``str``, ``bytes`` and all other objects;
     * nested mappings and tuples are collated in turn where their structure agrees, else kept as a list.
 
-    In a DataLoader worker tensors are stacked straight into shared memory. Raises ``DataError`` when samples have
-    different fields (say what to do), ``ConfigError`` when the DataLoader's ``batch_size`` is not the data set's.
+    In a DataLoader worker tensors are stacked straight into shared memory (``loader.arena``). Raises ``DataError`` when
+    samples have different fields (say what to do), ``ConfigError`` when the DataLoader's ``batch_size`` is not the data
+    set's.
     """
     if not samples:
         raise DataError("an empty list of samples cannot be collated")
@@ -103,8 +105,12 @@ def _shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[torch.Tensor,
 
 
 def _shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+    return shared_bytes(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
+def _kept(values: list[Any]) -> list[Any]:
+    """Values that are not stacked."""
+    return values if get_worker_info() is None else ragged(values)
 
 
 def _mappings(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -126,6 +132,8 @@ def _field(values: list[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         return _tensors(values)
     kind = type(first)
+    if kind is bytes:
+        return _kept(values)
     if any(type(value) is not kind for value in values):
         return values
     if isinstance(first, bool | int | float):
@@ -143,7 +151,7 @@ def _arrays(values: list[Any]) -> Any:
     first = values[0]
     same = all(isinstance(v, np.ndarray) and v.shape == first.shape and v.dtype == first.dtype for v in values)
     if not same or first.dtype.kind not in "biufc":
-        return values
+        return _kept(values)
     tensor, array = allocator()((len(values), *first.shape), first.dtype.newbyteorder("="))
     np.stack(values, out=array)
     return tensor
@@ -152,7 +160,7 @@ def _arrays(values: list[Any]) -> Any:
 def _tensors(values: list[Any]) -> Any:
     first = values[0]
     if not all(isinstance(v, torch.Tensor) and v.shape == first.shape and v.dtype == first.dtype for v in values):
-        return values
+        return _kept(values)
     if first.layout != torch.strided or first.device.type != "cpu":
         return torch.stack(values)
     if _ALLOCATOR.get() is not None and first.dtype != torch.bfloat16:

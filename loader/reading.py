@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachefs.errors import DataError
 
+from .arenasend import sending
 from .definition import Definition
 from .epochcell import EpochCell, Start
 from .passes import Run
@@ -57,6 +58,8 @@ class Reading:
         self._prefetch = definition.prefetch(self.plan)
         self._bad = 0
         self._windows: WindowRows | None = None
+        if worker is not None:
+            sending()
 
     def windows(self, format: Tokens) -> WindowRows:
         """What gathers the windows of token files, made at first use and given back with the pass."""
