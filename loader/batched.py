@@ -44,7 +44,7 @@ class Batches(IterableDataset[Any]):
         """This rank's batches of the next pass (in a DataLoader worker: the worker's)."""
         return self._read(self.dataset.claim_pass())
 
-    def _read(self, claim: Start) -> Iterator[Any]:
+    def _read(self, claim: Start | None) -> Iterator[Any]:
         with self.dataset.begin_pass(claim) as reading:
             whole = batch_reader(reading, self.collate_fn)
             for batch, stamp, places in reading.batches():

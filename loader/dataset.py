@@ -129,7 +129,7 @@ class ShardDataset(IterableDataset[Any]):
         """This rank's samples of the next pass (in a DataLoader worker: of the worker's batches)."""
         return self._read(self.claim_pass())
 
-    def _read(self, claim: Start) -> Iterator[Any]:
+    def _read(self, claim: Start | None) -> Iterator[Any]:
         with self.begin_pass(claim) as reading:
             for batch, stamp, places in reading.batches():
                 for number, sample in enumerate(reading.samples(batch, stamp, places), 1):
@@ -143,17 +143,15 @@ class ShardDataset(IterableDataset[Any]):
         """
         return Batches(self, collate_fn)
 
-    def claim_pass(self) -> Start:
-        """Let the next pass be this process's: it is begun, whether or not it is ever read.
+    def claim_pass(self) -> Start | None:
+        """In a DataLoader worker: begin the next pass, as the others of its team do, whether or not it is ever read.
 
-        Except the one right after :meth:`load_state_dict`, which is begun again if nothing was read of it:
-        StatefulDataLoader makes an iterator to load a state into, and at an epoch's end another one to read.
+        Elsewhere ``None``: the pass begins with the first read. Frameworks make iterators to see whether that works, or
+        to load a state into them, and make another one to read.
         """
         refuse_resharding(self._definition.place)
-        if self._claim is not None and not self._has_read(self._claim):
-            self._cell.take_back(self._claim)
         self._iterations += 1
-        return self._begin()
+        return None if find_worker() is None else self._begin()
 
     def _begin(self) -> Start:
         self._cell.own()
@@ -172,10 +170,8 @@ class ShardDataset(IterableDataset[Any]):
 
         What iterating this data set, its batches or a :class:`loader.Loader` uses.
         """
-        if claim is None:
-            claim = self.claim_pass()
-        elif claim.generation != self._cell.next_pass().generation:
-            claim = self._begin()  # a state or an epoch was set after the iterator was made
+        if claim is None or claim.generation != self._cell.next_pass().generation:
+            claim = self._begin()  # not begun yet, or a state or an epoch was set after the iterator was made
         first, self._worker_first = self._worker_first, 0
         reading = Reading(self._definition, self._cell, claim, worker=find_worker(), first=first, threads=threads)
         self._progress = reading.progress
@@ -296,7 +292,7 @@ class ShardDataset(IterableDataset[Any]):
             self._worker_first = first
         else:
             cell.own()
-            cell.write(base, loaded=True)
+            cell.write(base)
         self._progress = None
 
     def _adopt(self, base: Base) -> None:

@@ -93,7 +93,6 @@ class EpochCell:
         self._left = base
 
     def _attach(self, memory: Any) -> None:
-        self._loaded: int | None = None
         self._memory = memory
         words: npt.NDArray[np.int64] = np.frombuffer(memory, np.int64)
         self._head = words[:_HEADER]
@@ -113,18 +112,11 @@ class EpochCell:
         start = self.next_pass()
         self._left = Base(start.epoch, start.position, start.base.settings, start.stop)
 
-    def write(self, base: Base, *, loaded: bool = False) -> None:
-        """Set where the next pass starts; marks of earlier passes no longer count. ``loaded``: by a state."""
+    def write(self, base: Base) -> None:
+        """Set where the next pass starts; marks of earlier passes no longer count."""
         generation = int(self._head[_GENERATION])
         self._store(base)
         self._head[_GENERATION] = generation + 1
-        self._loaded = generation + 1 if loaded else None
-
-    def take_back(self, start: Start) -> None:
-        """If that pass was begun right after a state was loaded here, and none since: let it be the next one again."""
-        own = self._owner == os.getpid()
-        if own and (start.generation, start.number) == (self._loaded, 0) and self.is_latest(start):
-            self.write(start.base, loaded=True)
 
     def adopt(self, base: Base, worker: Worker, unread: Start | None) -> None:
         """As :meth:`write`, by several workers that all load the same state: the first of a team counts.
