@@ -241,7 +241,7 @@ def pattern_regex(pattern: str) -> str:
 
 
 def _is_local(url: str) -> bool:
-    return "://" not in url or url.startswith("file://")
+    return parse_url(url).is_local
 
 
 def _basename(url: str) -> str:

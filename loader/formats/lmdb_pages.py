@@ -157,6 +157,8 @@ class Pages:
             (lower >= HEADER) & (lower % 2 == 0) & (lower <= upper) & (upper <= self.size), pages, "has wrong bounds"
         )
         counts = (lower - HEADER) // 2
+        if kind == _BRANCH:
+            self._demand(counts > 0, pages, "is a branch of nothing")
         self._demand(counts * NODE <= self.size - upper, pages, "has no room for its nodes")
         owner = np.repeat(np.arange(len(pages)), counts)
         slot = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

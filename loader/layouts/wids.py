@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachefs.errors import FormatError, UnknownFormat
+from cachefs.errors import ConfigError, FormatError, UnknownFormat
+from cachefs.objstore.url import parse_url
 
 from ..formats import WebDataset
 from .abc import Folder, Found
@@ -93,10 +94,10 @@ def _dicts(value: Any, what: str, url: str) -> list[dict[str, Any]]:
 
 def _absolute(name: Any, folder: str, url: str) -> str:
     """A shard's URL from its name in the list at ``url``."""
-    local = "://" not in url
+    local = _is_local(url)
     if isinstance(name, str) and name and "\0" not in name:
         if "://" in name:
-            if local or not name.startswith("file:"):
+            if local or not _is_local(name):
                 return name
         elif name.startswith("/"):
             if local:
@@ -104,6 +105,13 @@ def _absolute(name: Any, folder: str, url: str) -> str:
         elif "\\" not in name and ".." not in name.split("/"):
             return f"{folder}/{name.removeprefix('./')}"
     raise FormatError(f"the list names {name!r}, which is not a place that it may name", url=url)
+
+
+def _is_local(name: str) -> bool:
+    try:
+        return parse_url(name).is_local
+    except ConfigError:
+        return False  # whoever opens it says why it is no URL
 
 
 def wids_found(shards: list[WidsShard], listed: dict[str, ObjectStat], client: Client) -> Found:

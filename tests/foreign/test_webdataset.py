@@ -14,6 +14,7 @@ from cachefs.errors import FormatError, UnknownFormat
 from loader import ShardDataset
 from loader.formats import WebDataset
 from loader.layouts.energon import _yaml_counts
+from loader.layouts.wids import WidsShard, read_wids
 from loader.testing import tar_bytes
 
 DATA = Path(__file__).parent / "data"
@@ -167,6 +168,19 @@ class TestWids:
         (folder / "l.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
         with pytest.raises(FormatError, match=r"l\.json: the list names"):
             keys(every(folder / "l.json"))
+
+    @pytest.mark.parametrize(
+        "name", ["file:///a.tar", "FILE:///a.tar", "File://localhost/a.tar", "a b:///a.tar", "/a.tar"]
+    )
+    @pytest.mark.parametrize("key", ["url", "base"])
+    def test_a_list_from_elsewhere_names_no_local_file(self, name: str, key: str) -> None:
+        row = {"url": "a.tar", "nsamples": 1}
+        listing = {"shardlist": [{**row, "url": name}]} if key == "url" else {"shardlist": [row], "base": name}
+        raw = json.dumps({"wids_version": 1, **listing})
+        with pytest.raises(FormatError, match="not a place that it may name"):
+            read_wids(raw.encode(), "s3://bucket/lists/l.json")
+        other = json.dumps({"wids_version": 1, "shardlist": [{**row, "url": "S3://other/a.tar"}]})
+        assert read_wids(other.encode(), "s3://bucket/l.json") == [WidsShard("S3://other/a.tar", 1, None)]
 
     @pytest.mark.parametrize(
         ("change", "error"),

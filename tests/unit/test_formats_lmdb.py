@@ -168,3 +168,11 @@ def test_many_values_of_no_size_on_a_small_page_are_refused(tmp_path: Path) -> N
     struct.pack_into("<H", raw, at + 12, 0xFFFE)
     with pytest.raises(FormatError, match="page of values"):
         index(raw)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_a_branch_page_without_nodes(raw: bytearray, depth: int) -> None:
+    struct.pack_into("<H", raw, root(raw) * PAGE + 12, HEADER)
+    struct.pack_into("<H", raw, meta(raw) + 88 + 6, depth)
+    with pytest.raises(FormatError, match="branch of nothing"):
+        index(raw)
