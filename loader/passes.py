@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
     from .manifest import Manifest
 
-_LOCATE = 16384
+_LOCATE = 8192
 _LOCATE_FIRST = 1024
-"""Positions that are located in one call: few at first, so that the first batch is there soon."""
+"""Positions that are located in one call: few at first, so that the first batch is there soon, and never so many that
+the arrays worked with leave the processor's cache."""
 ALL: Final = 2**62
 """Behind every position."""
 
@@ -208,10 +209,8 @@ class PassPlan:
         samples = _LOCATE_FIRST
         while self.has(batch):
             batches = range(batch, self._known(batch), worker.count)[: max(1, samples // share)]
-            positions = self._several(batches)
-            sizes = [len(part) for part in positions]
-            stamps = [self.stamp(one, size) for one, size in zip(batches, sizes, strict=True)]
-            yield Run(batches, stamps, self.places(np.concatenate(positions)))
+            stamps, positions = self._several(batches)
+            yield Run(batches, stamps, self.places(positions))
             batch = batches[-1] + worker.count
             samples = min(2 * samples, _LOCATE)
 
@@ -228,14 +227,21 @@ class PassPlan:
                 return whole
         return self.batches
 
-    def _several(self, batches: range) -> list[Int64s]:
-        """The positions of some batches. With one node all whole batches are the same run, moved along."""
+    def _several(self, batches: range) -> tuple[list[Stamp], Int64s]:
+        """Stamps and positions of some batches. With one node all whole batches are the same run, moved along."""
         whole = batches if self._is_whole(batches[-1]) else batches[:-1]
-        out: list[Int64s] = []
+        stamps: list[Stamp] = []
+        parts: list[Int64s] = []
         if len(whole):
-            moved = np.arange(len(whole), dtype=np.int64)[:, None] * (batches.step * self.rule.global_batch)
-            out = list(self.positions(whole[0]) + moved)
-        return out if len(whole) == len(batches) else [*out, self.positions(batches[-1])]
+            first, step = self.positions(whole[0]), batches.step * self.rule.global_batch
+            ends = range(self._behind(whole[0]), self._behind(whole[-1]) + 1, step)
+            stop = self.stop if self._cut_short else None
+            stamps = [Stamp(self.order.epoch, end, len(first), stop) for end in ends]
+            parts.append((first + np.arange(0, len(whole) * step, step, dtype=np.int64)[:, None]).ravel())
+        for batch in batches[len(whole) :]:
+            parts.append(self.positions(batch))
+            stamps.append(self.stamp(batch, len(parts[-1])))
+        return stamps, parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class Prefetch:

@@ -79,7 +79,10 @@ class Pipeline(Generic[Item, Result]):
         self._name = name
         self._clock = clock
         self._planning = threading.Lock()  # held while the source is advanced
-        self._changed = threading.Condition()
+        self._state = threading.Lock()  # guards all that follows; nobody is woken who would only wait again
+        self._ready = threading.Condition(self._state)  # the consumer, waiting for the next result
+        self._room = threading.Condition(self._state)  # the thread that plans, waiting to begin one more item
+        self._waiting = False  # whether there is such a thread
         self._done: dict[int, _Done[Result]] = {}
         self._begun = 0  # items taken from the source
         self._given = 0  # results handed out
@@ -97,14 +100,14 @@ class Pipeline(Generic[Item, Result]):
         if not self._threads and not self._stopped:
             self._start()
         began = self._clock.monotonic()
-        with self._changed:
+        with self._state:
             while True:
                 done = self._done.pop(self._given, None)
                 if done is not None:
                     break
                 if self._stopped or (self._end is not None and self._given >= self._end):
                     raise StopIteration
-                self._changed.wait(_PAUSE)
+                self._ready.wait(_PAUSE)
                 if not any(thread.is_alive() for thread in self._threads) and self._given not in self._done:
                     if self._end is not None and self._given >= self._end:
                         raise StopIteration
@@ -112,7 +115,7 @@ class Pipeline(Generic[Item, Result]):
             self._given += 1
             self._held -= done.cost
             self.times.empty += self._clock.monotonic() - began
-            self._changed.notify_all()
+            self._admit()
         if done.error is not None:
             self.close()
             raise done.error
@@ -139,7 +142,8 @@ class Pipeline(Generic[Item, Result]):
                     return
                 except BaseException as e:  # noqa: BLE001 - whatever it is, it is raised to the consumer
                     e.add_note("in the loader's planning stage")
-                    self._leave(number, _Done(None, e, 0))
+                    with self._state:
+                        self._take_in(number, _Done(None, e, 0))
                     self._finish(number + 1)
                     return
                 self._begun += 1
@@ -152,46 +156,59 @@ class Pipeline(Generic[Item, Result]):
                 e.add_note("in the loader's reading stage")
                 done = _Done(None, e, 0)
             del item
-            with self._changed:
+            with self._state:
                 self.times.planning += planned - began
                 self.times.working += self._clock.monotonic() - planned
-            self._leave(number, done)
+                self._take_in(number, done)
             del done
 
     def _may_begin(self) -> bool:
         """Wait until one more item fits the window; False when the pipeline has stopped or its source has ended."""
         began = self._clock.monotonic()
-        with self._changed:
-            while not self._stopped and self._end is None:
-                ahead = self._begun - self._given
-                in_work = ahead - len(self._done)
-                expected = self._held + (in_work + 1) * self._largest
-                if ahead == 0 or (ahead < self._window.items and expected <= self._window.nbytes):
-                    break
-                self._changed.wait()
+        with self._state:
+            while not self._stopped and self._end is None and not self._fits():
+                self._waiting = True
+                self._room.wait()
+            self._waiting = False
             self.times.full += self._clock.monotonic() - began
             return not self._stopped and self._end is None
 
-    def _leave(self, number: int, done: _Done[Result]) -> None:
-        with self._changed:
-            if not self._stopped:
-                self._done[number] = done
-                self._held += done.cost
-                self._largest = max(self._largest, done.cost)
-            self._changed.notify_all()
+    def _fits(self) -> bool:
+        ahead = self._begun - self._given
+        in_work = ahead - len(self._done)
+        expected = self._held + (in_work + 1) * self._largest
+        return ahead == 0 or (ahead < self._window.items and expected <= self._window.nbytes)
+
+    def _admit(self) -> None:
+        """Wake the thread that waits for room, if there is some now. The state is locked."""
+        if self._waiting and self._fits():
+            self._waiting = False
+            self._room.notify()
+
+    def _take_in(self, number: int, done: _Done[Result]) -> None:
+        """A result is there. The state is locked."""
+        if not self._stopped:
+            self._done[number] = done
+            self._held += done.cost
+            self._largest = max(self._largest, done.cost)
+            self._admit()
+        if number == self._given:
+            self._ready.notify()
 
     def _finish(self, items: int) -> None:
-        with self._changed:
+        with self._state:
             self._end = items
-            self._changed.notify_all()
+            self._ready.notify()
+            self._room.notify()
 
     def close(self) -> None:
         """Stop the threads and drop what is ready. Idempotent; waits :data:`STOP_SECONDS` for a thread at work."""
-        with self._changed:
+        with self._state:
             self._stopped = True
             self._done.clear()
             self._held = 0
-            self._changed.notify_all()
+            self._ready.notify()
+            self._room.notify()
         own = threading.current_thread()
         until = self._clock.monotonic() + STOP_SECONDS
         for thread in self._threads:

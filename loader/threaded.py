@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from .reading import Reading
 
 PREFETCH_BYTES = 128 << 20
-_RUN_BYTES = 2 << 20
-"""Bytes of token windows that are gathered in one call: enough that what Python does for it does not count."""
+_RUN_BYTES = 4 << 20
+"""Bytes of token windows that are gathered in one call: enough that handing them from thread to thread does not count,
+and as much as numpy asks for in large pages."""
 _MOST_THREADS = 8
-_RUNS_AHEAD = 4
+_RUNS_AHEAD = 3
 """Runs that are ready or in work: few, so that their buffers stay in the processor's cache."""
 
-Many = list[Any]
-"""Some batches that were made together."""
+Many = Iterable[Any]
+"""Some batches that were made together, each with its number and size."""
 
 
 class Loader:
@@ -94,7 +95,7 @@ class Loader:
         self.close()
         return self._read(self.dataset.claim_pass())
 
-    def _read(self, claim: Start) -> Iterator[Any]:
+    def _read(self, claim: Start | None) -> Iterator[Any]:
         with self.dataset.begin_pass(claim, threads=self._threads) as reading:
             pipeline = self._pipeline(reading)
             self._running, self._times = pipeline, pipeline.times
@@ -176,6 +177,8 @@ def _transfer_to(device: torch.device | str | None) -> Transfer | None:
 
 
 def _cost(many: Many) -> int:
+    if isinstance(many, _Gathered):
+        return tensor_bytes(many.whole)
     return sum(tensor_bytes(batch.source if isinstance(batch, Sent) else batch) for batch, _ in many)
 
 
@@ -195,7 +198,7 @@ class _OneBatch:
 
 
 class _TokenRun:
-    """Gathers a run of batches in one call, and cuts it into them."""
+    """Gathers a run of batches in one call."""
 
     def __init__(self, gather: TokenGather, slots: Slots, transfer: Transfer | None) -> None:
         self._gather = gather
@@ -205,12 +208,25 @@ class _TokenRun:
 
     def __call__(self, run: Run) -> Many:
         with self._alone:
-            whole = self._gather.gather(run.places, self._slots.allocate)
-        sizes = [stamp.size for stamp in run.stamps]
-        columns = {name: tensor.split(sizes) for name, tensor in whole.items()}
-        out: Many = []
-        for at, (number, stamp) in enumerate(zip(run.batches, run.stamps, strict=True)):
-            batch = Batch((name, parts[at]) for name, parts in columns.items())
+            gathered = _Gathered(self._gather.gather(run.places, self._slots.allocate), run)
+        if self._transfer is None:
+            return gathered  # cut by the consumer, while the next run is being gathered
+        send = self._transfer.send
+        return [(send(batch), of) for batch, of in gathered]
+
+
+class _Gathered:
+    """A run of batches that lie in one, and are cut from it when they are iterated."""
+
+    def __init__(self, whole: Batch, run: Run) -> None:
+        self.whole = whole
+        self._run = run
+
+    def __iter__(self) -> Iterator[tuple[Batch, tuple[int, int]]]:
+        stamps, names = self._run.stamps, self.whole.keys()
+        sizes = [stamp.size for stamp in stamps]
+        columns = [tensor.split(sizes) for tensor in self.whole.values()]
+        for number, stamp, parts in zip(self._run.batches, stamps, zip(*columns, strict=True), strict=True):
+            batch = Batch(zip(names, parts, strict=True))
             batch.stamp = stamp
-            out.append((batch if self._transfer is None else self._transfer.send(batch), (number, stamp.size)))
-        return out
+            yield batch, (number, stamp.size)

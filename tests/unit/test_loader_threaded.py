@@ -112,7 +112,7 @@ def test_buffers_are_used_again(tmp_path: Path) -> None:
     for _ in range(4):
         for _ in batches:
             pass
-    assert batches._slots.made <= 8
+    assert batches._slots.made <= 12  # runs grow at first, and a few of the largest are under way at a time
 
 
 def test_breaking_off_leaves_no_thread_and_counts_what_was_used(tmp_path: Path) -> None:
