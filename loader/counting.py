@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from cachefs.errors import DataError
+from cachefs.errors import ConfigError, DataError
 from cachefs.shard import ObjectStat
 
 from .buffers import IndexCache
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 OnError: TypeAlias = Literal["raise", "skip"]
 
+_MOST_SUFFIXES = 8
+"""Kinds of names of which one file each is looked into before one format is believed to hold for all."""
 _AHEAD = 16
 """Shards that are asked for ahead of the one that is being indexed."""
 
@@ -86,6 +89,41 @@ def choose_format(found: Found, format: Format | None, client: Client, on_error:
 
 
 def _detect_format(shards: tuple[ObjectStat, ...], client: Client, on_error: OnError) -> Format:
+    """The format that the first shard's bytes tell, if that of the first with another suffix is the same.
+
+    One stray ``metadata.jsonl`` among tars would else decide for all of them, or be taken for a damaged tar.
+    """
+    by_suffix: dict[str, list[ObjectStat]] = {}
+    for stat in shards:
+        by_suffix.setdefault(_suffix(stat.url), []).append(stat)
+    told: list[tuple[ObjectStat, Format]] = []
+    first: DataError | None = None
+    for some in list(by_suffix.values())[:_MOST_SUFFIXES]:
+        try:
+            found = _first_told(some, client, on_error)
+        except DataError as e:
+            if on_error == "raise":
+                raise
+            first = first or e
+        else:
+            if found is not None:
+                told.append(found)
+    for stat, format in told[1:]:
+        if type(format) is not type(told[0][1]):
+            raise ConfigError(
+                f"files of several formats in one data set: {told[0][0].url} is {told[0][1].name}, "
+                f"{stat.url} is {format.name}",
+                hint=f"name those that are meant by a pattern, such as *{_suffix(stat.url)}",
+            )
+    if told:
+        return told[0][1]
+    if first is not None:
+        raise first
+    return WebDataset()  # all are blank, as empty tars are
+
+
+def _first_told(shards: Sequence[ObjectStat], client: Client, on_error: OnError) -> tuple[ObjectStat, Format] | None:
+    """The first shard that tells its format; ``None`` where all are blank."""
     first: DataError | None = None
     for stat in shards:
         known = {stat.url: (stat.version, stat.size)}
@@ -98,10 +136,14 @@ def _detect_format(shards: tuple[ObjectStat, ...], client: Client, on_error: OnE
             first = first or e
         else:
             if kind is not None:
-                return kind
+                return stat, kind
     if first is not None:
         raise first
-    return WebDataset()  # all are blank, as empty tars are
+    return None
+
+
+def _suffix(url: str) -> str:
+    return os.path.splitext(url)[1]
 
 
 def _detected(url: str, objects: ClientObjects) -> Format | None:

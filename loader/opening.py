@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import Superseded
+from cachefs.errors import DataError, FormatError, Superseded
 from cachefs.objstore.url import parse_url
 
 from .formats import Format, SampleIndex, WebDataset, detect
@@ -160,6 +160,15 @@ class OpenShard:
         self.objects.close()
 
 
+def _other_format(objects: ClientObjects, url: str, format: Format) -> Format | None:
+    """The format that the bytes tell, where it is another one than was taken."""
+    try:
+        found = detect(objects, url)
+    except DataError:
+        return None
+    return None if found is None or type(found) is type(format) else found
+
+
 def while_filling(
     client: Client, known: dict[str, tuple[str, int]], use: Callable[[ClientObjects], Value], *, dense: bool = False
 ) -> tuple[Value, ClientObjects]:
@@ -204,7 +213,17 @@ def open_mapped(
 
     def open_in(objects: ClientObjects) -> tuple[Format, Opened]:
         found = chosen if chosen is not None else detect(objects, url) or WebDataset()
-        return found, found.open(objects, url, index=index, unpacked=unpacked, part=part)
+        try:
+            return found, found.open(objects, url, index=index, unpacked=unpacked, part=part)
+        except FormatError as e:
+            other = None if chosen is None else _other_format(objects, url, chosen)
+            if other is None:
+                raise
+            raise FormatError(
+                f"its bytes are {other.name}, not {found.name}",
+                url=url,
+                hint="the format was named with format=, or told by another shard of the data set",
+            ) from e
 
     dense = format is not None and format.dense
     if whole:

@@ -8,7 +8,7 @@ import pytest
 
 import loader
 from cachefs.client import connect
-from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound, UnknownFormat
+from cachefs.errors import ConfigError, Denied, EmptyDataset, FormatError, NotFound, UnknownFormat
 from cachefs.shard import ObjectStat
 from loader.formats import Mds, Tokens
 from loader.sources import Found, expand_braces, find_shards, pattern_regex
@@ -245,3 +245,27 @@ class TestLocal:
             loader.open_shard(tmp_path / "x.tar")
         with pytest.raises(ConfigError, match="known: webdataset"):
             loader.open_shard(tmp_path / "x.tar", format="hdf5")
+
+
+class TestMixed:
+    def test_a_stray_file_of_another_format_is_told(self, tmp_path: Path) -> None:
+        write_tars(tmp_path, [3, 2])
+        (tmp_path / "metadata.jsonl").write_text('{"a": 1}\n')
+        with pytest.raises(ConfigError, match=r"several formats.*\.tar is webdataset.*metadata\.jsonl is jsonl"):
+            len(loader.ShardDataset(tmp_path, batch_size=1))
+        assert len(loader.ShardDataset(tmp_path / "*.tar", batch_size=1)) == 5
+
+    def test_a_sound_shard_of_another_format_is_not_called_damaged(self, tmp_path: Path) -> None:
+        write_tars(tmp_path, [3])
+        with pytest.raises(FormatError, match="its bytes are webdataset, not mds"):
+            loader.open_shard(tmp_path / "000.tar", "mds")
+        (tmp_path / "001.tar").write_bytes(b'{"a": 1}\n')
+        with pytest.raises(FormatError, match=r"001\.tar: its bytes are jsonl, not webdataset"):
+            len(loader.ShardDataset(tmp_path, batch_size=1))
+
+    def test_damage_stays_damage(self, tmp_path: Path) -> None:
+        write_tars(tmp_path, [3])
+        raw = (tmp_path / "000.tar").read_bytes()
+        (tmp_path / "000.tar").write_bytes(raw[:530])
+        with pytest.raises(FormatError, match="cut off"):
+            loader.open_shard(tmp_path / "000.tar", "webdataset")
