@@ -74,13 +74,6 @@ def imbalance(order: Int64s, label: Int64s, batch: int) -> Floats:
     return out
 
 
-def variation(order: Int64s, label: Int64s, batch: int) -> Floats:
-    """Total variation distance of each full batch's shares of the labels from the data set's, 0 to 1."""
-    share = np.bincount(label) / len(label)
-    out: Floats = np.abs(composition(order, label, batch) / batch - share).sum(axis=1) / 2
-    return out
-
-
 def correlation(one: Int64s, other: Int64s) -> float:
     """How the samples' positions in two epochs correlate. 0 is perfect."""
     return float(np.corrcoef(places(one), places(other))[0, 1])
