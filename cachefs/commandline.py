@@ -1,12 +1,14 @@
 """What the project's commands have in common: options, exit codes, errors in one line, text fit for a terminal.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done (also if whoever reads the output stops reading), 1 failed, 2 wrong usage, 130 interrupted.
+A command without arguments, where it has others below it, prints its help.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,8 +25,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def run(command: click.Command, program: str, argv: Sequence[str] | None) -> int:
     """Run a command line; returns the exit code. With ``NEARFLASH_DEBUG`` errors keep their traceback."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args and isinstance(command, click.Group):
+        args = ["--help"]  # what click does then differs with its version
+    streams = sys.stdout, sys.stderr
     try:
-        code = command.main(args=argv, prog_name=program, standalone_mode=False)
+        code = command.main(args=args, prog_name=program, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.UsageError as e:
         path = e.ctx.command_path if e.ctx is not None else program
@@ -32,8 +38,12 @@ def run(command: click.Command, program: str, argv: Sequence[str] | None) -> int
     except (KeyboardInterrupt, click.Abort):
         return fail(program, "interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
-        return 0
+        return _broken_pipe(program)
+    except SystemExit:
+        if sys.stdout is streams[0]:  # shell completion is done
+            raise
+        sys.stdout, sys.stderr = streams  # click's way to end at a broken pipe, with wrappers that swallow the next one
+        return _broken_pipe(program)
     except Exception as e:  # the last line of defence of a command: one line, not a traceback
         from .config import debugging
 
@@ -43,6 +53,16 @@ def run(command: click.Command, program: str, argv: Sequence[str] | None) -> int
             return fail(program, str(e), 1)
         what = f"failed unexpectedly: {type(e).__name__}: {e}"
         return fail(program, f"{what} (NEARFLASH_DEBUG=1 shows where)", 1)
+
+
+def _broken_pipe(program: str) -> int:
+    """The exit code at a broken pipe: whoever read our output has seen enough; any other pipe is a failure."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    if not poll.poll(0):
+        return fail(program, "a connection was cut (broken pipe)", 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+    return 0
 
 
 def fail(program: str, text: str, code: int) -> int:

@@ -5,7 +5,8 @@ tensor, rank), what is wrong, and, where there is one, the way out. Where Python
 (`FileNotFoundError`, `PermissionError`, `TimeoutError`, ...) the class derives from that as well, so code that knows
 nothing of nearflash handles it.
 
-All classes can be built from one string alone and survive pickling: DataLoader workers re-raise them in the parent.
+All classes can be built from one string alone and survive pickling: DataLoader workers re-raise them in the parent,
+with the worker's traceback as the text, which keeps its lines.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from .redaction import redact
+
+_TRACEBACK = "Traceback (most recent call last):\n"
 
 
 class NearflashError(Exception):
@@ -32,6 +35,8 @@ class NearflashError(Exception):
         super().__init__(self._line())
 
     def _line(self) -> str:
+        if _TRACEBACK in self.what and self.url is None and self.offset is None and self.hint is None:
+            return redact(self.what)  # torch raises a worker's error anew with its traceback as the only text
         where = redact(self.url or "")
         if self.offset is not None:
             where += f" at byte {self.offset}"

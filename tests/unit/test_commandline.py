@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import click
 import pytest
 
@@ -66,3 +70,34 @@ def test_both_commands_end_alike(
 
 def test_text_for_a_terminal_gives_it_no_orders() -> None:
     assert plain("a\x1b]0;x\x07\nb\u202ec é") == "a?]0;x??b?c é"
+
+
+@pytest.mark.parametrize("module", ["cachefs", "ckptstore", "loader"])
+def test_a_bare_command_prints_its_help(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith("Usage: ") and "\nCommands:\n" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["cachefs", "ckptstore", "loader"])
+def test_who_stops_reading_has_seen_enough(module: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--help"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_broken_pipe_is_a_failure() -> None:
+    script = (
+        "import sys, click; from cachefs.commandline import run\n"
+        "@click.command()\n"
+        "def broken(): raise BrokenPipeError(32, 'Broken pipe')\n"
+        "sys.exit(run(broken, 'prog', []))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "prog: a connection was cut (broken pipe)\n")

@@ -52,3 +52,20 @@ def test_signatures_and_passwords_are_in_no_message() -> None:
     assert "hush" not in str(error) + repr(error)
     assert str(error) == "https://host/k: asked https://host/k in vain (see https://host/k)"
     assert str(errors.NotFound("x", url="s3://b/a@b?c=1")) == "s3://b/a@b?c=1: x", "a key is no URL's query"
+
+
+@pytest.mark.parametrize("cls", [errors.FormatError, errors.MissingField, errors.NotFound])
+def test_what_a_worker_raised_keeps_the_lines_of_its_traceback(cls: type[NearflashError]) -> None:
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise cls("it broke", url="s3://b/k", hint="mend it")
+    except NearflashError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(cls) as raised:
+        wrapped.reraise()
+    lines = str(raised.value).splitlines()
+    assert lines[0] == f"Caught {cls.__name__} in DataLoader worker process 0."
+    assert lines[1] == "Original Traceback (most recent call last):" and lines[2].startswith("  File ")
+    assert lines[-1].endswith(f"{cls.__name__}: s3://b/k: it broke (mend it)")
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
