@@ -51,14 +51,15 @@ def cli() -> None:
 @origin_options
 @json_option
 def ls(url: str, everything: bool, as_json: bool, **origin: Any) -> None:
-    """List the steps that count, oldest first."""
+    """List the steps that count, oldest first; the one that is loaded by default is marked as the latest."""
     from .timeline import not_found, read_timeline
 
     with _open(url, origin) as storage:
         timeline = read_timeline(storage)
         if not timeline.live and not (everything and timeline.others):
             raise not_found(storage, timeline, "there is no checkpoint")
-        rows = [_row(storage, ref, timeline) for ref in _listed(timeline, everything)]
+        newest = _latest(storage, timeline)
+        rows = [{**_row(storage, ref, timeline), "latest": ref == newest} for ref in _listed(timeline, everything)]
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -75,7 +76,8 @@ def ls(url: str, everything: bool, as_json: bool, **origin: Any) -> None:
             size = human_bytes(row["bytes"]) if row["bytes"] is not None else "-"
             tensors = row["tensors"] if row["tensors"] is not None else "-"
             rest = f"{row['world_size']:>5}  {tensors:>7}  {size:>10}  {saved}"
-        click.echo(f"{row['step']:>12}  {row['generation']:>10}  {rest}{'' if row['live'] else '  (abandoned)'}")
+        mark = "  (latest)" if row["latest"] else "" if row["live"] else "  (abandoned)"
+        click.echo(f"{row['step']:>12}  {row['generation']:>10}  {rest}{mark}")
 
 
 @cli.command()
@@ -111,28 +113,30 @@ def show(url: str, step: int | None, as_json: bool, **origin: Any) -> None:
 
 @cli.command()
 @click.argument("url")
-@_step
-@click.option("--all", "everything", is_flag=True, help="Every step that counts.")
+@click.option("--step", type=click.IntRange(min=0), help="Only this step (default: every step that counts).")
+@click.option("--latest", is_flag=True, help="Only the newest step.")
 @click.option("--quick", is_flag=True, help="Manifests and sizes only, not the digest of every byte.")
 @origin_options
 @json_option
-def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: bool, **origin: Any) -> None:
-    """Check a step byte by byte, and name what is damaged."""
+def verify(url: str, step: int | None, latest: bool, quick: bool, as_json: bool, **origin: Any) -> None:
+    """Check every step that counts byte by byte, and name what is damaged."""
     from cachefs.progress import byte_bar
 
     from .choose import named_or_newest
     from .timeline import read_timeline
     from .verify import verify_step
 
-    if everything and step is not None:
-        raise click.UsageError("--all and --step exclude each other")
+    if latest and step is not None:
+        raise click.UsageError("--latest and --step exclude each other")
     rows = []
     with _open(url, origin) as storage:
-        newest = named_or_newest(storage, step)
-        refs = reversed(read_timeline(storage).live) if everything else [newest]
-        for ref in refs:
+        newest = named_or_newest(storage, step)  # the error says what is there
+        one = latest or step is not None
+        refs = [newest] if one else list(reversed(read_timeline(storage).live))
+        for number, ref in enumerate(refs, 1):
             size = _row(storage, ref)["bytes"] or 0
-            with byte_bar(f"step {ref.step}", size, show=not (as_json or quick)) as advance:
+            place = f" ({number} of {len(refs)})" if len(refs) > 1 else ""
+            with byte_bar(f"step {ref.step}{place}", size, show=not (as_json or quick)) as advance:
                 damages = verify_step(storage, ref, deep=not quick, on_bytes=advance)
             rows.append((ref, damages))
     if as_json:
@@ -146,9 +150,12 @@ def verify(url: str, step: int | None, everything: bool, quick: bool, as_json: b
             click.echo(f"{ref}: {'damaged' if damages else 'sound'}")
             for damage in damages:
                 click.echo(plain(f"  {damage}"))
+        looked = "manifests and sizes" if quick else "every digest"
+        click.echo(f"{len(rows)} step{'s' if len(rows) > 1 else ''} checked, {looked}")
     bad = [ref.step for ref, damages in rows if damages]
     if bad:
-        raise CheckpointDamaged(f"damaged: step {', '.join(map(str, bad))}", url=url)
+        steps = f"step{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}"
+        raise CheckpointDamaged(f"damaged: {steps} of {len(rows)} checked", url=url)
 
 
 @cli.command()
@@ -179,6 +186,13 @@ def restore(url: str, out: str, step: int | None, only: tuple[str, ...], as_json
 
 def _listed(timeline: Timeline, everything: bool) -> list[StepRef]:
     return sorted((*timeline.live, *timeline.others)) if everything else list(reversed(timeline.live))
+
+
+def _latest(storage: Storage, timeline: Timeline) -> StepRef | None:
+    """What ``load()`` and ``latest()`` pick: the newest step whose manifests and sizes are sound."""
+    from .verify import verify_step
+
+    return next((ref for ref in timeline.live if not verify_step(storage, ref, deep=False)), None)
 
 
 def _row(storage: Storage, ref: StepRef, timeline: Timeline | None = None) -> dict[str, Any]:

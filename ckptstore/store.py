@@ -223,8 +223,13 @@ class CheckpointStore:
     def resume_or_init(self, state: dict[str, Any], *, strict: bool = True) -> dict[str, Any] | None:
         """Claim the store for this run, then load where the last one got to; ``None``: start from the beginning.
 
-        From here on no older run can commit anything that counts, so what is loaded is what stays.
+        From here on no older run can commit anything that counts, so what is loaded is what stays. It comes before
+        the first save of this store object, which is where the claim is made else; after that it is a
+        :class:`ConfigError`, on every rank.
         """
+        if self._saver is not None:
+            what = "resume_or_init() comes too late: this store object has saved already"
+            raise ConfigError(what, url=self.url, hint="call it before the first save; load() reads what was saved")
 
         def resume_points() -> Iterator[StepRef]:
             resume = self._ownership.claim().resume

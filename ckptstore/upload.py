@@ -81,13 +81,13 @@ class SaveJob:
 
 
 class Uploader:
-    """Carries out the saves of one rank, one at a time. ``claim`` is asked for on the coordinator only."""
+    """Carries out the saves of one rank, one at a time. ``claim`` gets the step, and is asked on the coordinator only."""
 
     def __init__(
         self,
         storage: Storage,
         meeting: Meeting,
-        claim: Callable[[], Claim],
+        claim: Callable[[int], Claim],
         options: SaveOptions,
         rank_timeout: float,
         clock: Clock,
@@ -160,7 +160,7 @@ class Uploader:
         """The coordinator's first half: hear the reports, plan, tell everybody what to write."""
         try:
             reports = _hear(conversation, "report", Report | Failure, job.step)
-            claim = self._claim()
+            claim = self._claim(job.step)
             directed = direct(
                 reports,
                 Go(claim.generation, claim.attempt),

@@ -81,6 +81,8 @@ def test_ls(run: Any, root: Path) -> None:
     assert [line.split()[:2] for line in lines] == [["STEP", "GENERATION"], ["10", "1"], ["20", "1"]]
     rows = json.loads(run("ls", root, "--json").out)
     assert [(r["step"], r["world_size"], r["tensors"], r["live"]) for r in rows] == [(10, 3, 5, True), (20, 3, 5, True)]
+    assert [r["latest"] for r in rows] == [False, True]
+    assert [line.endswith("  (latest)") for line in lines] == [False, False, True]
 
 
 def test_show(run: Any, root: Path) -> None:
@@ -96,8 +98,10 @@ def test_show(run: Any, root: Path) -> None:
 
 
 def test_verify(run: Any, root: Path) -> None:
-    assert run("verify", root).out == "step 20 (generation 1): sound\n"
-    assert run("verify", root, "--all", "--quick").out.count("sound") == 2
+    both = "step 10 (generation 1): sound\nstep 20 (generation 1): sound\n"
+    assert run("verify", root).out == both + "2 steps checked, every digest\n"
+    assert run("verify", root, "--quick").out == both + "2 steps checked, manifests and sizes\n"
+    assert run("verify", root, "--latest").out == "step 20 (generation 1): sound\n1 step checked, every digest\n"
     assert json.loads(run("verify", root, "--step", "10", "--json").out) == [
         {"step": 10, "generation": 1, "damages": []}
     ]
@@ -111,9 +115,10 @@ def test_verify_names_the_damage(run: Any, tmp_path: Path) -> None:
     data[-1] ^= 1
     segment.write_bytes(data)
     ran = run("verify", root)
-    assert ran.code == 1 and "step 20 (generation 1): damaged" in ran.out
+    assert ran.code == 1 and "step 20 (generation 1): damaged" in ran.out and "2 steps checked" in ran.out
+    assert "damaged: step 20 of 2 checked" in ran.err
     assert segment.name in ran.out and "model/embed" in ran.out and "digest" in ran.out
-    damages = json.loads(run("verify", root, "--json").out)[0]["damages"]
+    damages = json.loads(run("verify", root, "--json").out)[1]["damages"]
     assert [d["tensor"] for d in damages] == ["model/embed"]
     assert run("verify", root, "--step", "10").code == 0
     ran = run("restore", root, tmp_path / "out")
@@ -122,6 +127,16 @@ def test_verify_names_the_damage(run: Any, tmp_path: Path) -> None:
     assert run("restore", root, tmp_path / "out", "--step", "10").code == 0
     (folder / "manifest.json").write_bytes(b"{}")
     assert "damaged" in run("ls", root).out
+    assert [row["latest"] for row in json.loads(run("ls", root, "--json").out)] == [True, False]
+
+
+def test_an_older_step_may_be_the_damaged_one(run: Any, tmp_path: Path) -> None:
+    root = saved(tmp_path / "run")
+    segment = next(iter((root / "step-000000000010-g000001").glob("*.safetensors")))
+    segment.write_bytes(segment.read_bytes()[:-1])
+    ran = run("verify", root)
+    assert ran.code == 1 and "damaged: step 10 of 2 checked" in ran.err
+    assert run("verify", root, "--latest").code == 0
 
 
 def test_restore_makes_a_store_of_its_own(run: Any, root: Path, tmp_path: Path) -> None:
@@ -194,7 +209,7 @@ def test_a_target_in_use_is_left_alone(run: Any, root: Path, tmp_path: Path) -> 
 
 def test_wrong_usage(run: Any, root: Path) -> None:
     assert run("verify", root, "--step", "-1").code == 2
-    assert run("verify", root, "--all", "--step", "1").code == 2
+    assert run("verify", root, "--latest", "--step", "1").code == 2
     assert run("nonsense").code == 2
     assert "--help" in run("ls").err
 

@@ -472,6 +472,30 @@ def test_an_older_run_can_commit_nothing_that_counts(tmp_path: Path) -> None:
     old.close()
 
 
+def test_resume_or_init_after_a_save_is_an_error_and_not_a_fresh_start(store: CheckpointStore) -> None:
+    store.save(1, {"x": torch.ones(1)})
+    with pytest.raises(ConfigError, match="before the first save"):
+        store.resume_or_init({"x": torch.zeros(1)})
+    assert store.load()["x"].item() == 1
+
+
+def test_a_step_back_without_loading_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def start(*steps: int, load: bool = False) -> list[str]:
+        caplog.clear()
+        with CheckpointStore(tmp_path) as store:
+            if load:
+                store.load()
+            for step in steps:
+                store.save(step, {"n": step})
+            assert store.latest() == steps[-1]
+        return caplog.messages
+
+    assert start(3, 4) == []
+    (said,) = start(2, 3)
+    assert "the newest step here is 4 and was not loaded; step 2 becomes the latest" in said
+    assert start(4) == [] and start(3, load=True) == []
+
+
 def test_resume_or_init_begins_from_nothing(store: CheckpointStore) -> None:
     assert store.resume_or_init({"x": torch.ones(1)}) is None
     assert store.latest() is None and store.steps() == []
