@@ -1,4 +1,4 @@
-"""``python -m bench [cold|warm] --out bench-out``: measure, print tables, write ``bench.png`` and ``bench.json``."""
+"""``python -m bench [cold|warm|index] --out bench-out``: print tables, write ``bench.png`` and ``bench.json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cachefs.errors import NearflashError
 
-from . import cold, warm_samples, warm_tokens
+from . import cold, indexing, warm_samples, warm_tables, warm_tokens
 from .figure import Figure
 from .machine import describe
 from .plot import draw
@@ -25,7 +25,8 @@ from .table import print_summary
 
 PAGES: dict[str, tuple[Callable[[Path, Sizes], AbstractContextManager[Figure]], ...]] = {
     "cold": (cold.figure,),
-    "warm": (warm_tokens.figure, warm_samples.figure),
+    "warm": (warm_tokens.figure, warm_samples.figure, warm_tables.parquet, warm_tables.arrow),
+    "index": (indexing.figure,),
 }
 
 

@@ -28,6 +28,14 @@ class Sizes:
     tar_least: int
     tar_most: int
     """A tar sample's payload lies between these two."""
+    table_rows: int
+    table_shards: int
+    table_group: int
+    """Rows in a row group, or in a record batch."""
+    table_batch: int
+    """Rows in a batch of a table."""
+    index_bytes: int
+    """Of each file that is indexed."""
 
 
 FULL = Sizes(
@@ -37,12 +45,17 @@ FULL = Sizes(
     cold_parallel=16,
     token_rows=65_536,
     row_tokens=2048,
-    token_shards=8,
+    token_shards=64,
     batch=32,
     tar_samples=2400,
     tar_shards=8,
     tar_least=60_000,
     tar_most=140_000,
+    table_rows=524_288,
+    table_shards=8,
+    table_group=16_384,
+    table_batch=256,
+    index_bytes=128 * MIB,
 )
 QUICK = Sizes(
     cold_objects=3,
@@ -57,4 +70,9 @@ QUICK = Sizes(
     tar_shards=4,
     tar_least=6_000,
     tar_most=14_000,
+    table_rows=2048,
+    table_shards=2,
+    table_group=256,
+    table_batch=64,
+    index_bytes=1 * MIB,
 )

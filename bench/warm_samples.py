@@ -1,8 +1,8 @@
 """Warm reading of tar samples of about 100 KB: views into the mapped shards, against a memcpy of the same bytes.
 
-A view costs no copy, so its rate says how much Python a sample costs; "views, copied" reads every byte of every view
-once, as a decoder would, and is what compares with the memcpy. With worker processes the bytes must cross to the
-parent, for every tool.
+A view costs no copy, so its rate says how much Python a sample costs. "Copied" reads every byte of every payload once,
+as a decoder would, into one buffer: what compares with the memcpy, and it is asked of the other tools as well. With
+worker processes the bytes must cross to the parent, for every tool. LitData reads the same payloads from own chunks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader
 
-from loader import ShardDataset, collate
+from loader import Loader, ShardDataset, collate
 
 from .data import kept, tar_shards
 from .figure import Case, Figure, Timing, stopwatch
@@ -32,16 +32,16 @@ Bytes = npt.NDArray[np.uint8]
 def figure(scratch: Path, sizes: Sizes) -> Iterator[Figure]:
     """The figure; its files stay for the next run."""
     folder = kept(scratch / "samples", sizes, tar_shards)
-    workers = (0, 2)
+    arguments = (str(folder), str(sizes.batch))
     peers, skipped = cases(
         [
-            Peer(
-                f"WebDataset, {w} workers", "webdataset", "webdataset_samples", (str(folder), str(sizes.batch), str(w))
-            )
-            for w in workers
+            Peer(f"{name}, {w} workers{_words(use)}", module, f"{module}_samples", (*arguments, str(w), use))
+            for name, module in (("WebDataset", "webdataset"), ("LitData", "litdata"))
+            for w, use in ((0, "counted"), (0, "copied"), (2, "counted"))
         ]
     )
     spans = payloads(folder)
+    ours = partial(_ours, folder, sizes)
     yield Figure(
         name="warm-samples",
         title=f"Warm, tar samples of about {(sizes.tar_least + sizes.tar_most) // 2000} KB, shuffled",
@@ -50,13 +50,21 @@ def figure(scratch: Path, sizes: Sizes) -> Iterator[Figure]:
         baseline="memcpy",
         cases=(
             Case("memcpy", "limit", lambda: memcpy(spans, sizes)),
-            Case("ShardDataset, views, copied", "ours", lambda: copied(_dataset(folder, sizes), sizes)),
-            Case("ShardDataset, views", "ours", lambda: _epoch(_dataset(folder, sizes), sizes, lambda sample: 1)),
-            *(Case(f"DataLoader, {w} workers", "ours", partial(_loaded, folder, sizes, w)) for w in workers),
+            Case("Loader", "ours", lambda: ours(Loader, counted)),
+            Case("Loader, copied", "ours", lambda: ours(Loader, copying(sizes))),
+            Case("ShardDataset", "ours", lambda: ours(_itself, _one)),
+            Case("ShardDataset, copied", "ours", lambda: ours(_itself, copying(sizes))),
+            Case("DataLoader, 0 workers", "ours", lambda: ours(partial(_loaded, sizes, 0), counted)),
+            Case("DataLoader, 0 workers, copied", "ours", lambda: ours(partial(_loaded, sizes, 0), copying(sizes))),
+            Case("DataLoader, 2 workers", "ours", lambda: ours(partial(_loaded, sizes, 2), counted)),
             *peers,
         ),
         skipped=skipped,
     )
+
+
+def _words(use: str) -> str:
+    return "" if use == "counted" else f", {use}"
 
 
 def payloads(folder: Path) -> list[tuple[Path, int, int]]:
@@ -79,30 +87,41 @@ def memcpy(spans: list[tuple[Path, int, int]], sizes: Sizes) -> Timing:
     return watch.timing(len(order))
 
 
-def copied(dataset: ShardDataset, sizes: Sizes) -> Timing:
-    """One epoch that copies every payload out of its view into one buffer."""
+def _one(sample: Any) -> int:
+    return 1
+
+
+def counted(batch: Any) -> int:
+    """The samples of a batch."""
+    return len(batch["bin"])
+
+
+def copying(sizes: Sizes) -> Callable[[Any], int]:
+    """What copies every payload of a sample or batch into one buffer, and counts them."""
     room = np.empty(sizes.tar_most, np.uint8)
 
-    def copy(sample: Any) -> int:
-        view: Bytes = sample["bin"]
-        np.copyto(room[: len(view)], view)
-        return 1
+    def copy(item: Any) -> int:
+        views: list[Bytes] = item["bin"] if isinstance(item["bin"], list) else [item["bin"]]
+        for view in views:
+            np.copyto(room[: len(view)], view)
+        return len(views)
 
-    return _epoch(dataset, sizes, copy)
-
-
-def _dataset(folder: Path, sizes: Sizes) -> ShardDataset:
-    return ShardDataset(folder, batch_size=sizes.batch)
+    return copy
 
 
-def _loaded(folder: Path, sizes: Sizes, workers: int) -> Timing:
-    loader = DataLoader(_dataset(folder, sizes), batch_size=sizes.batch, num_workers=workers, collate_fn=collate)
-    return _epoch(loader, sizes, lambda batch: len(batch["bin"]))
+def _itself(dataset: ShardDataset) -> Iterable[Any]:
+    return dataset
 
 
-def _epoch(items: Iterable[Any], sizes: Sizes, use: Callable[[Any], int]) -> Timing:
+def _loaded(sizes: Sizes, workers: int, dataset: ShardDataset) -> Iterable[Any]:
+    return DataLoader(dataset, batch_size=sizes.batch, num_workers=workers, collate_fn=collate)
+
+
+def _ours(
+    folder: Path, sizes: Sizes, through: Callable[[ShardDataset], Iterable[Any]], use: Callable[[Any], int]
+) -> Timing:
     """One epoch; the clock starts after the first item, so that starting workers and indexing do not count."""
-    iterator = iter(items)
+    iterator = iter(through(ShardDataset(folder, batch_size=sizes.batch)))
     first = use(next(iterator))
     with stopwatch() as watch:
         done = sum(use(item) for item in iterator)

@@ -1,7 +1,8 @@
 """Warm reading of token rows: shuffled batches of fixed-size records, against ``np.take`` on a memory map.
 
 ``np.take`` with the row numbers of a batch is the least that any loader must do: one gather into one new array. The
-"map-style Dataset" is what many training scripts have today: a memory map, one row a call, stacked by DataLoader.
+"map-style Dataset" is what many training scripts have today: a memory map, one row a call, stacked by DataLoader. "Of
+batches" is the data set's own batches through DataLoader, "of samples" its samples, which DataLoader puts together.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loader import ShardDataset, formats
+from loader import Loader, ShardDataset, collate, formats
 
-from .data import kept, token_shards
+from .data import STEP, kept, token_shards
 from .figure import Case, Figure, Timing, stopwatch
 from .peers import Peer, cases
 from .sizes import Sizes
@@ -47,8 +48,16 @@ def figure(scratch: Path, sizes: Sizes) -> Iterator[Figure]:
         baseline="np.take",
         cases=(
             Case("np.take", "limit", lambda: take(raw, sizes)),
+            Case("Loader", "ours", lambda: _epoch(Loader(_dataset(folder, sizes)), sizes)),
             Case("ShardDataset.batched", "ours", lambda: _epoch(_dataset(folder, sizes).batched(), sizes)),
-            *(Case(f"DataLoader, {_workers(w)}", "ours", partial(_loaded, folder, sizes, w)) for w in workers),
+            *(
+                Case(f"DataLoader of batches, {_workers(w)}", "ours", partial(_batched, folder, sizes, w))
+                for w in workers
+            ),
+            *(
+                Case(f"DataLoader of samples, {_workers(w)}", "ours", partial(_sampled, folder, sizes, w))
+                for w in workers
+            ),
             *(Case(f"map-style Dataset, {_workers(w)}", "peer", partial(_map_style, raw, sizes, w)) for w in workers),
             *peers,
         ),
@@ -71,8 +80,13 @@ def _dataset(folder: Path, sizes: Sizes) -> ShardDataset:
     return ShardDataset(folder / "*.bin", batch_size=sizes.batch, format=options)
 
 
-def _loaded(folder: Path, sizes: Sizes, workers: int) -> Timing:
+def _batched(folder: Path, sizes: Sizes, workers: int) -> Timing:
     return _epoch(DataLoader(_dataset(folder, sizes).batched(), batch_size=None, num_workers=workers), sizes)
+
+
+def _sampled(folder: Path, sizes: Sizes, workers: int) -> Timing:
+    dataset = _dataset(folder, sizes)
+    return _epoch(DataLoader(dataset, batch_size=sizes.batch, num_workers=workers, collate_fn=collate), sizes)
 
 
 def _map_style(raw: Path, sizes: Sizes, workers: int) -> Timing:
@@ -105,10 +119,10 @@ def _epoch(batches: Iterable[Any], sizes: Sizes) -> Timing:
 
 def _whole(shards: Path, folder: Path, sizes: Sizes) -> None:
     """All shards behind each other in one file, for the tools that map one."""
-    with open(folder / "rows.raw", "wb") as out:
+    with open(folder / "rows.raw", "wb", buffering=0) as out:
         for shard in sorted(shards.glob("*.bin")):
             with open(shard, "rb") as part:
-                shutil.copyfileobj(part, out)
+                shutil.copyfileobj(part, out, STEP)
 
 
 def _workers(count: int) -> str:

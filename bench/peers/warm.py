@@ -13,9 +13,11 @@ import importlib
 import json
 import os
 import resource
+import shutil
 import sys
+import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,18 @@ def _once(folder: Path, make: Callable[[Path], None]) -> Path:
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
         make(unfinished)
+        _rewrite(unfinished)
         unfinished.rename(folder)
     return folder
+
+
+def _rewrite(folder: Path) -> None:
+    """Write all files again in steps of megabytes, as all data of the bench is (``bench.data`` says why)."""
+    for path in [p for p in folder.rglob("*") if p.is_file()]:
+        fresh = path.with_name(f"{path.name}.fresh")
+        with open(path, "rb") as old, open(fresh, "wb", buffering=0) as new:
+            shutil.copyfileobj(old, new, 8 << 20)
+        fresh.replace(path)
 
 
 def _rows(raw: str, length: str) -> Any:
@@ -98,19 +110,73 @@ def streaming_tokens(raw: str, length: str, batch: str, workers: str) -> dict[st
     return clocked(loader, lambda b: len(b["tokens"]))
 
 
-def webdataset_samples(folder: str, batch: str, workers: str) -> dict[str, float]:
+def webdataset_samples(folder: str, batch: str, workers: str, use: str) -> dict[str, float]:
     """WebDataset: the same tar shards, shuffled in a buffer of 1000 as its documentation shows."""
     wds = importlib.import_module("webdataset")
     loading = importlib.import_module("torch.utils.data")
     shards = sorted(str(p) for p in Path(folder).glob("*.tar"))
     data = wds.WebDataset(shards, shardshuffle=len(shards)).shuffle(1000)
-    return clocked(loading.DataLoader(data, batch_size=int(batch), num_workers=int(workers), collate_fn=same), len)
+    loader = loading.DataLoader(data, batch_size=int(batch), num_workers=int(workers), collate_fn=same)
+    return clocked(loader, USES[use])
 
+
+def litdata_samples(folder: str, batch: str, workers: str, use: str) -> dict[str, float]:
+    """LitData: the payloads of the tar shards as ``bytes`` in chunks that its ``optimize`` wrote."""
+    lit = importlib.import_module("litdata")
+    source = Path(folder)
+
+    def make(out: Path) -> None:
+        lit.optimize(
+            fn=tar_samples,
+            inputs=sorted(str(p) for p in source.glob("*.tar")),
+            output_dir=str(out),
+            chunk_bytes="64MB",
+            num_workers=1,
+        )
+
+    data = lit.StreamingDataset(str(_once(source.with_name("samples-litdata"), make)), shuffle=True)
+    loader = lit.StreamingDataLoader(data, batch_size=int(batch), num_workers=int(workers), collate_fn=same)
+    return clocked(loader, USES[use])
+
+
+def tar_samples(path: str) -> Iterator[dict[str, Any]]:
+    """The samples of one of the bench's tar shards: a ``bin`` and then its ``cls``."""
+    with tarfile.open(path) as tar:
+        payload = b""
+        for member in tar:
+            content = tar.extractfile(member)
+            assert content is not None
+            if member.name.endswith(".bin"):
+                payload = content.read()
+            else:
+                yield {"bin": payload, "cls": int(content.read())}
+
+
+def copied(samples: list[Any]) -> int:
+    """Every payload copied into one buffer, as a decoder would read it."""
+    np = importlib.import_module("numpy")
+    for sample in samples:
+        payload = np.frombuffer(sample["bin"], np.uint8)
+        np.copyto(_room(len(payload)), payload)
+    return len(samples)
+
+
+def _room(size: int) -> Any:
+    """The first bytes of one buffer."""
+    if not ROOM or len(ROOM[0]) < size:
+        ROOM[:] = [importlib.import_module("numpy").empty(2 * size, "uint8")]
+    return ROOM[0][:size]
+
+
+ROOM: list[Any] = []
+USES: dict[str, Callable[[Any], int]] = {"counted": len, "copied": copied}
+"""What is done with a batch."""
 
 JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "litdata_tokens": litdata_tokens,
     "streaming_tokens": streaming_tokens,
     "webdataset_samples": webdataset_samples,
+    "litdata_samples": litdata_samples,
 }
 
 

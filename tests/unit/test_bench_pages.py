@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import peers
 from bench.__main__ import main
+from bench.data import kept, tar_shards
 from bench.sizes import QUICK
 
 
@@ -16,10 +18,17 @@ from bench.sizes import QUICK
 def test_all_pages_in_one_quick_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("NEARFLASH_BENCH_PYTHON", raising=False)
+    monkeypatch.setattr(peers, "_has", lambda interpreter, module: False)  # they have a test of their own
     assert main(["--quick", "--repeats", "1", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert [f["name"] for f in found["figures"]] == ["cold", "warm-tokens", "warm-samples"]
+    assert [f["name"] for f in found["figures"]] == [
+        "cold",
+        "warm-tokens",
+        "warm-samples",
+        "warm-tables-parquet",
+        "warm-tables-arrow",
+        "index",
+    ]
     for figure in found["figures"]:
         rows = {row["case"]: row for row in figure["rows"]}
         assert rows[figure["baseline"]]["ratio"]["median"] == 1.0
@@ -29,6 +38,17 @@ def test_all_pages_in_one_quick_run(
     shown = capsys.readouterr().out
     assert f"Cold fill, {QUICK.cold_objects * QUICK.cold_object / 1e6:.0f} MB" in shown
     assert not (tmp_path / "data" / "cache").exists(), "the cache of the cold page is removed"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tool", ["webdataset", "litdata"])
+def test_a_peer_reads_the_samples_of_the_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
+    pytest.importorskip(tool)
+    monkeypatch.delenv("NEARFLASH_BENCH_PYTHON", raising=False)
+    folder = kept(tmp_path / "samples", QUICK, tar_shards)
+    (case,), skipped = peers.cases([peers.Peer(tool, tool, f"{tool}_samples", (str(folder), "16", "0", "copied"))])
+    assert not skipped
+    assert case.run().work == QUICK.tar_samples - 16
 
 
 def test_an_unknown_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
