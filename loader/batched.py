@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 
 from .collation import Allocator, allocator, collate
 from .columns import ColumnGather, reads_columns
+from .dealing import check_whole
 from .formats import Tokens
 from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
@@ -45,6 +46,7 @@ class Batches(IterableDataset[Any]):
         return self._read(self.dataset.claim_pass())
 
     def _read(self, claim: Start | None) -> Iterator[Any]:
+        check_whole()
         with self.dataset.begin_pass(claim) as reading:
             whole = batch_reader(reading, self.collate_fn)
             for batch, stamp, places in reading.batches():

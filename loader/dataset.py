@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from cachefs.errors import StateError
 
 from .batched import Batches
+from .dealing import check_dealt
 from .decode import DecodeOption
 from .definition import Definition, Options, as_fields, as_names
 from .epochcell import Base, EpochCell, Start
@@ -31,6 +32,7 @@ from .progress import (
 )
 from .reading import Reading
 from .resharding import is_counted_by_accelerate, refuse_resharding
+from .sample import Sample, Stamp
 from .samples import Transform
 from .sources import Source
 from .state import MOST
@@ -130,6 +132,7 @@ class ShardDataset(IterableDataset[Any]):
         return self._read(self.claim_pass())
 
     def _read(self, claim: Start | None) -> Iterator[Any]:
+        check_dealt(self._definition.rule)
         with self.begin_pass(claim) as reading:
             for batch, stamp, places in reading.batches():
                 for number, sample in enumerate(reading.samples(batch, stamp, places), 1):
@@ -315,7 +318,7 @@ class ShardDataset(IterableDataset[Any]):
         """The state after a batch that ``loader.collate`` or :meth:`batched` made: the user has used that one."""
         of = batch[0] if isinstance(batch, list | tuple) and batch else batch
         stamp = getattr(of, "stamp", None)
-        if stamp is None:
+        if stamp is None or not _is_batch(of, stamp):
             raise StateError(
                 "this batch does not say where it is from",
                 hint="use DataLoader(collate_fn=loader.collate) or batched(), and transforms that return a dict; "
@@ -338,3 +341,11 @@ class ShardDataset(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return f"<ShardDataset of {self._definition.options.source!r}>"
+
+
+def _is_batch(value: Any, stamp: Stamp) -> bool:
+    """Whether this is a whole batch: torch's own collate makes one that keeps its first sample's type and stamp."""
+    if not isinstance(value, Sample):
+        return True
+    sizes = {len(part) for part in value.values() if isinstance(part, list) or getattr(part, "ndim", 0) > 0}
+    return stamp.size == 1 or sizes == {stamp.size}

@@ -11,12 +11,11 @@ training process and in (forked) workers alike; there they are looked for. Nothi
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any, Final
 
 from cachefs.errors import ConfigError
 
+from .calls import callers
 from .workers import Place
 
 _ACCELERATE: Final = "accelerate.data_loader"
@@ -37,7 +36,7 @@ def refuse_resharding(place: Place) -> None:
     )
     if not wrappers:
         return
-    for frame in _callers():
+    for frame in callers():
         if frame.f_code.co_name in _CALLS:
             owner = frame.f_locals.get("self")
             if isinstance(owner, wrappers) and _processes(owner) > 1:
@@ -56,22 +55,11 @@ def is_counted_by_accelerate() -> bool:
     """
     if _ACCELERATE not in sys.modules:
         return False
-    for frame in _callers():
+    for frame in callers():
         inside = frame.f_globals.get("__name__") == _ACCELERATE
         if not inside or frame.f_code.co_name != "set_epoch":
             return inside and frame.f_code.co_name == "__iter__"
     return False
-
-
-def _callers() -> Iterator[FrameType]:
-    """The calls under way, innermost first, without those of this package."""
-    frame: FrameType | None = sys._getframe(1)
-    within = __name__.partition(".")[0] + "."
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(within):
-        frame = frame.f_back
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _processes(wrapper: Any) -> int:
