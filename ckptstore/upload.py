@@ -81,7 +81,7 @@ class SaveJob:
 
 
 class Uploader:
-    """Carries out the saves of one rank, one at a time. ``claim`` gets the step, and is asked on the coordinator only."""
+    """Carries out the saves of one rank, one at a time. ``claim`` gets the step; asked on the coordinator only."""
 
     def __init__(
         self,
