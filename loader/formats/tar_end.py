@@ -33,23 +33,22 @@ def after_end(view: memoryview, marker: int, url: str) -> str | None:
     """
     data = np.frombuffer(view, np.uint8)
     found = _first_not_zero(data, marker)
+    if marker == 0 and (found >= 0 or not _may_end(0, len(data))):
+        raise FormatError("begins with zeros, and is no empty tar", url=url, offset=0)
     if found < 0:
         if len(data) - marker < _MARKER:
             return "the tar has half an end marker: it may have lost members or whole samples at its end"
-        if len(data) - marker >= _RECORDS[0] + _MARKER and not _may_end(marker, len(data)):
-            return f"the tar ends in {len(data) - marker} zeros from byte {marker} on: it may have lost members there"
+        if not _may_end(marker, len(data)):
+            return f"more zeros end the tar than it needs, from byte {marker} on: it may have lost members there"
         return None
     if found < marker + _MARKER:
         raise FormatError("one block of zeros where a header should be", url=url, offset=marker)
     begin = found // BLOCK * BLOCK
-    if is_tar(view[begin : begin + BLOCK]):
-        if _may_end(marker, begin) and _may_end(marker, begin, len(data)):
-            return f"the archive from byte {begin} on, behind the tar's end marker, is not read (a joined tar?)"
-        member = begin
-    else:
-        member = next(_headers(view, data, begin + BLOCK), -1)
-        if member < 0:
-            return f"data behind the tar's end marker at byte {marker} is not read"
+    member = next(_headers(view, data, begin), -1)
+    if member < 0:
+        return f"data behind the tar's end marker at byte {marker} is not read"
+    if member == begin and _may_end(marker, begin, len(data)):
+        return f"the archive from byte {begin} on, behind the tar's end marker, is not read (a joined tar?)"
     raise FormatError(
         f"zeros where members should be: there are more of them from byte {member} on",
         url=url,

@@ -136,3 +136,10 @@ class TestNames:
     def test_one_that_begins_as_a_compressed_file_does(self, tmp_path: Path, name: str, format: str | None) -> None:
         path = save(tmp_path / "a.tar", tar_bytes([(name, b"text"), ("b.txt", b"more")]))
         assert [s["txt"].tobytes() for s in loader.open_shard(path, format=format)] == [b"text", b"more"]
+
+
+@pytest.mark.parametrize("data", [bytes(593), bytes(100_000), bytes(1024) + b"x" * 700, bytes(4096) + RAW[4096:]])
+def test_zeros_at_the_start_are_an_empty_tar_only_where_nothing_follows(tmp_path: Path, data: bytes) -> None:
+    for format in (None, "webdataset"):
+        with pytest.raises(FormatError, match="begins with zeros"):
+            loader.open_shard(save(tmp_path / "a.tar", data), format=format)

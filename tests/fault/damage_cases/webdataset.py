@@ -26,6 +26,11 @@ def archive(rng: random.Random) -> bytes:
     return raw[: -(-len(raw.rstrip(b"\0")) // 512) * 512 + 1024]  # the end marker, without the padding
 
 
+def many(rng: random.Random) -> bytes:
+    """More than the longest run that gets lost; every header has a checksum, and no payload looks like one."""
+    return tar_bytes([(f"{i:03}.jpg", b"p" * rng.choice([1, 300, 512, 700])) for i in range(80)], tarfile.USTAR_FORMAT)
+
+
 def as_file(name: str, pack: Callable[[bytes], bytes]) -> Callable[[random.Random], dict[str, bytes]]:
     return lambda rng: {name: pack(archive(rng))}
 
@@ -40,6 +45,7 @@ def read(path: Path) -> loader.ShardReader:
 
 CASES = [
     Case("webdataset", as_file("a.tar", bytes), read),
+    Case("webdataset-holes", lambda rng: {"a.tar": many(rng)}, read, kinds=("hole",), told=True),
     Case("webdataset-gz", as_file("a.tar.gz", gzip.compress), read, checksummed=True),
     Case("webdataset-bz2", as_file("a.tar.bz2", bz2.compress), read, checksummed=True),
     Case("webdataset-xz", as_file("a.tar.xz", lzma.compress), read, checksummed=True),
