@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy.ma  # noqa: F401 - np.unique imports it at first use, which in forked workers comes in every epoch
+
+from cachefs.client import connect  # here, not at first use, for the same reason
 from cachefs.errors import ConfigError
 
 from .anchors import Anchor
@@ -130,8 +133,6 @@ class Definition:
     @property
     def client(self) -> Client:
         if self._client is None:
-            from cachefs.client import connect
-
             self._client = connect()
         return self._client
 
