@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from cachefs.errors import ConfigError, FormatError, NotFound, UnknownFormat
+from cachefs.errors import ConfigError, FormatError, NotFound
 
 from .abc import Bytes, Format, Objects
 from .magic import codec_of
 from .packed_head import begins
 from .registry import BY_NAME, ORDER
 from .tar_header import BLOCK, is_blank
+from .tokens import Tokens
+from .unknown import TOKENS_HINT, unknown
 
 HEAD = 4096
 _ENOUGH = 1 << 20
 """Bytes that hold the first block of any compressed file."""
-_PACKED = {"gz": "a gzip", "zstd": "a Zstandard", "bz2": "a bzip2", "xz": "an xz"}
-_OTHERS = {
-    b"\xde\xc0\xef\xbe": "LMDB's lock file; open the data.mdb beside it",
-    b"\x89HDF\r\n": "HDF5, which is not read",
-    b"SQLite format 3": "SQLite, which is not read",
-    b"PK\x03\x04": "a zip archive that is no npz, which is not read",
-}
-_TOKENS_HINT = 'headerless token files need format=formats.Tokens(length=2048, dtype="uint16")'
 
 
-def resolve(format: str | Format | None) -> Format | None:
+def resolve(format: object) -> Format | None:
     """The format that the user named; ``None`` where the bytes shall decide."""
     if format is None or isinstance(format, Format):
         return format
     if format == "tokens":
-        raise ConfigError("format='tokens' does not say length and dtype", hint=_TOKENS_HINT)
+        raise ConfigError("format='tokens' does not say length and dtype", hint=TOKENS_HINT)
+    if isinstance(format, type) and issubclass(format, Format):
+        hint = TOKENS_HINT if format is Tokens else f"write formats.{format.__name__}()"
+        raise ConfigError(f"format=formats.{format.__name__} is a class", hint=hint)
     if not isinstance(format, str) or format not in BY_NAME:
-        raise ConfigError(f"format={format!r} is not known", hint=f"known: {', '.join(BY_NAME)}, formats.Tokens(...)")
+        hint = f"known: {', '.join(BY_NAME)}, and tokens, written formats.Tokens(length=...)"
+        raise ConfigError(f"format={format!r} is not known", hint=hint)
     return BY_NAME[format]()
 
 
@@ -55,7 +53,7 @@ def detect(objects: Objects, url: str) -> Format | None:
         return known
     found = _beside(objects, url)
     if found is None:
-        raise _unknown(data, url)
+        raise unknown(peek(data), codec_of(data), url)
     return found
 
 
@@ -74,19 +72,8 @@ def detect_bytes(data: Bytes, url: str, *, lost: bool = True) -> Format | None:
         if kind.matches(head, data):
             return kind()
     if lost:
-        raise _unknown(data, url)
+        raise unknown(peek(data), codec_of(data), url)
     return None
-
-
-def _unknown(data: Bytes, url: str) -> UnknownFormat:
-    head = data[:16].tobytes()
-    for magic, what in _OTHERS.items():
-        if head.startswith(magic):
-            return UnknownFormat(f"looks like {what}", url=url)
-    codec = codec_of(data)
-    if codec is not None:
-        return UnknownFormat(f"{_PACKED[codec]} file that holds no known format", url=url)
-    return UnknownFormat("no known format fits the bytes", url=url, hint=_TOKENS_HINT)
 
 
 def peek(data: Bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Magic numbers of compressed files."""
+"""Magic numbers of compressed files, and of images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import numpy.typing as npt
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 _MAGIC = {b"\x1f\x8b\x08": "gz", ZSTD: "zstd", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
+_IMAGES = {
+    b"\xff\xd8\xff": "jpeg",
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"GIF87a": "gif",
+    b"GIF89a": "gif",
+    b"II*\x00": "tiff",
+    b"MM\x00*": "tiff",
+}
 _SKIPPABLE = 0x184D2A50
 _SKIP_HEAD = 8
 _MOST_SKIPPED = 16
@@ -22,6 +30,13 @@ def codec_of(data: npt.NDArray[Any]) -> str | None:
     head = data[:6].tobytes()
     found = next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
     return "zstd" if found is None and _skips_to_zstd(data) else found
+
+
+def image_kind(head: bytes) -> str:
+    """``"jpeg"``, ``"png"``, ``"webp"`` ... for bytes that begin as such an image does, else ``""``."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "webp"
+    return next((kind for magic, kind in _IMAGES.items() if head.startswith(magic)), "")
 
 
 def is_skippable(head: bytes | memoryview) -> bool:
