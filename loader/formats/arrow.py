@@ -180,6 +180,8 @@ def _schema(data: Bytes, at: int, end: int, url: str, ready: Ready) -> tuple[Mes
         schema = pa.ipc.read_schema(pa.py_buffer(data[message.at : message.end]))
         names = tuple(schema.names)
         images = image_fields(arrow_fields(schema), (schema.metadata or {}).get(b"huggingface"))
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as e:
         raise FormatError(f"the schema is damaged: {e}", url=url, offset=at) from e
     if len(set(names)) < len(names):

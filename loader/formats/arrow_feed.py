@@ -87,11 +87,13 @@ class Feed:
                 self._queue.add(message)
             self._queue.add(batch)
             decoded = self._reader.read_next_batch()
+        except MemoryError:  # says nothing of the shard, but the reader may have lost its place
+            self._forget()
+            raise
         # pyarrow raises by what is damaged: its own errors, OSError for a codec's, KeyError for a dictionary that
         # nobody wrote, UnicodeError for a name, StopIteration for an end that should not be there
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError, StopIteration) as e:
-            self._queue = None  # what the reader knows now is not known
-            self._known = {}
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, StopIteration) as e:
+            self._forget()
             raise FormatError(f"a record batch that cannot be read: {e}", url=url, offset=batch.at) from e
         for number, chain in _chains(dictionaries).items():
             if self._known.get(number, [])[: len(chain)] != chain:
@@ -99,6 +101,11 @@ class Feed:
         if decoded.num_rows != batch.rows:
             raise FormatError(f"{decoded.num_rows} rows, declared are {batch.rows}", url=url, offset=batch.at)
         return decoded, size
+
+    def _forget(self) -> None:
+        """Begin with a new reader: what this one knows now is not known."""
+        self._queue = None
+        self._known = {}
 
     def _unknown(self, dictionaries: Sequence[Message]) -> list[Message]:
         """Those that must be fed before a batch that needs all of these: first whole ones, then what they grew by."""

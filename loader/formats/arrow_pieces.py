@@ -239,5 +239,7 @@ def _checked_cells(column: Any, offset: int) -> Cells:
             large = pa.types.is_large_string(column.type)
             column.view(pa.large_binary() if large else pa.binary()).validate(full=True)
         return cells_of(column)
+    except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the column
+        raise
     except (ValueError, pa.ArrowException) as e:
         return _refusing(Damage(str(e), offset, "leave it out with fields=[...]"))

@@ -45,6 +45,8 @@ class GroupReader:
         bad: dict[str, Damage] = {}
         try:
             batches = self._decode(number, names)
+        except MemoryError:  # says nothing of the file; Arrow's is one of its own errors too
+            raise
         except _errors() as e:
             if len(names) == 1:
                 return Decoded([nothing(group.rows)], 0, {names[0]: self._damage(number, names[0], e)})
@@ -60,6 +62,8 @@ class GroupReader:
         for name in names:
             try:
                 good[name] = pa.Table.from_batches(self._decode(number, [name])).column(0)
+            except MemoryError:
+                raise
             except _errors() as e:
                 bad[name] = self._damage(number, name, e)
         rows = self._footer.groups[number].rows
@@ -118,4 +122,4 @@ def _errors() -> tuple[type[Exception], ...]:
     """What pyarrow raises for damaged pages: OSError for most, its own errors, ValueError for names."""
     import pyarrow as pa
 
-    return (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, MemoryError)
+    return (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError)

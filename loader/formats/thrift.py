@@ -39,6 +39,8 @@ class Reader:
         return found
 
     def _value(self, kind: int, wanted: Wanted | None, deep: int, *, inline: bool = False) -> Any:
+        if deep > _DEEPEST:
+            raise ValueError("lists within lists without end")
         if kind in (_LIST, _SET):
             count, item = self._list_head()
             return [self._value(item, wanted, deep + 1) for _ in range(count)]

@@ -15,7 +15,7 @@ import pytest
 
 import loader
 from cachefs.errors import FormatError
-from loader.formats import Arrow
+from loader.formats import Arrow, arrow_pieces
 from loader.formats import arrow as arrow_format
 from loader.formats.arrow_messages import Table, is_stream
 from loader.testing import mapped_at
@@ -279,6 +279,20 @@ class TestDamage:
         data[at : at + 8] = struct.pack("<q", a)
         with pytest.raises(FormatError, match="footer"):
             opened(bytes(data))
+
+    @pytest.mark.parametrize("error", [MemoryError, pa.ArrowMemoryError])
+    def test_memory_that_runs_out_is_no_damage(self, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+        _, index, source = opened(written(pa.ipc.new_file, BATCHES))
+
+        def fails(*_: Any, **__: Any) -> Any:
+            raise error("no memory")
+
+        for owner, name in ((pa.ipc, "open_stream"), (arrow_pieces, "cells_of")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, fails)
+                with pytest.raises(MemoryError):
+                    Arrow().read(source, index, 0, "x")
+        assert Arrow().read(source, index, 0, "x")["n"] == 1
 
     @pytest.mark.parametrize("data", [b"", b"\0" * 3, b"\xff" * 40, struct.pack("<I", 1 << 31) + bytes(40)])
     def test_flatbuffers_that_point_outside(self, data: bytes) -> None:

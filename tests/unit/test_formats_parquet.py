@@ -213,6 +213,23 @@ class TestDamage:
             Parquet().read(Parquet().source(whole(data), index), index, 0, "x")
         assert pa.default_memory_pool().max_memory() < before + (256 << 20)
 
+    @pytest.mark.parametrize("error", [MemoryError, pa.ArrowMemoryError])
+    def test_memory_that_runs_out_is_no_damage(self, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+        data = whole(written())
+        index = Parquet().index(data, "x")
+        source = Parquet().source(data, index)
+
+        def fails(*_: Any, **__: Any) -> Any:
+            raise error("no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pq, "ParquetFile", fails)
+            with pytest.raises(MemoryError):
+                Parquet().read(source, index, 0, "x")
+            with pytest.raises(MemoryError):
+                Parquet().read(source, index, 0, "x", frozenset(["n"]))
+        assert Parquet().read(source, index, 0, "x")["n"] == 0
+
 
 class TestThrift:
     @pytest.mark.parametrize(
@@ -224,9 +241,10 @@ class TestThrift:
             b"\x15" + b"\xff" * 20,  # a number without end
             b"\x1d\x00",  # a type that is none
             b"\x19",
+            b"\x49" + b"\x19" * 5000,  # lists within lists
         ],
     )
     def test_what_is_none_is_an_error(self, data: bytes) -> None:
-        for wanted in ({}, {1: {1: None}}, {1: None}):
+        for wanted in ({}, {1: {1: None}}, {1: None}, {4: {1: None}}, {4: None}):
             with pytest.raises(ValueError, match=r"cut off|items|without end|64 bits|type"):
                 Reader(data).struct(wanted)
