@@ -57,7 +57,7 @@ class SharedPool(ShardPool):
 
     def _load(self, number: int, index: SampleIndex | None) -> OpenShard:
         shard = super()._load(number, index)
-        if shard.format.stateful:
+        if shard.format.keeps_state(shard.source):
             shard.guard = threading.Lock()
         return shard
 

@@ -144,7 +144,8 @@ class Format(ABC):
     kept_index: ClassVar[type[KeptIndex] | None] = None
     """The type of the indexes, where they are worth keeping beside the shard: those that a walk over it makes."""
     stateful: ClassVar[bool] = False
-    """Whether a source keeps what it decoded, so that two threads must not read from it at once."""
+    """Whether a source keeps what it decoded, so that two threads must not read from it at once; see
+    :meth:`keeps_state`."""
     columnar: ClassVar[bool] = False
     """Whether :meth:`columns` reads many samples at once."""
     folder: ClassVar[bool] = False
@@ -225,6 +226,10 @@ class Format(ABC):
     def source(self, data: Bytes, index: Any) -> Any:
         """What ``read`` takes: ``data``, or a view of it that is better made once than for each sample."""
         return data
+
+    def keeps_state(self, source: Any) -> bool:
+        """Whether this source keeps what it decoded (:attr:`stateful`), where not all of the format's do."""
+        return self.stateful
 
     @abstractmethod
     def read(self, source: Any, index: Any, i: int, url: str, fields: frozenset[str] | None = None) -> Sample:

@@ -36,6 +36,7 @@ from .litdata_items import Items, Rows, TokenRows
 from .litdata_listing import LitConfig, read_litdata_index
 from .litdata_tree import LEAF
 from .magic import ZSTD
+from .options import settle_names
 from .packed import MOST, unzstd
 
 _CHUNK = re.compile(r"chunk-(\d+)-\d+\.")
@@ -64,11 +65,7 @@ class LitData(Format):
             raise ConfigError(f"LitData(block={self.block!r}) is not a number of tokens")
         if self.block is not None and self.block < 1:
             raise ConfigError(f"LitData(block={self.block}) is not a positive number of tokens")
-        if self.names is not None:
-            names = tuple(self.names)
-            if not names or len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
-                raise ConfigError(f"LitData(names={self.names!r}) are no different names")
-            object.__setattr__(self, "names", names)
+        settle_names(self, "names")
 
     @classmethod
     def beside(cls, objects: Objects, url: str) -> LitData | None:
@@ -131,6 +128,9 @@ class LitData(Format):
         if index.block is not None:
             return TokenRows(data, index)
         return Items(data, index) if index.rows is None else Rows(data, index)
+
+    def keeps_state(self, source: Items | Rows | TokenRows) -> bool:
+        return source.stateful
 
     def read(
         self,

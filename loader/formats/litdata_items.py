@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Items:
         self._offsets = index.offsets.data
         self._frames = index.frames
         self._inflated: dict[int, Bytes] = {}
+        self.stateful = index.frames is not None
         self._single = index.shape.wrap == "sample"
         self._fields = index.shape.fields()
         self._leaves = index.shape.decoders()
@@ -95,6 +96,8 @@ class Items:
 class Rows:
     """The rows of a chunk that stand in Arrow memory, with the values that LitData hands out."""
 
+    stateful: ClassVar[bool] = True
+
     def __init__(self, data: Bytes, index: LitIndex) -> None:
         assert index.rows is not None  # the caller saw it
         self._at = index.rows_at
@@ -128,6 +131,8 @@ def _plain(value: Any) -> Any:
 
 class TokenRows:
     """A chunk of tokens: windows of ``block`` tokens, or all of them as one sample. Values are views."""
+
+    stateful: ClassVar[bool] = False
 
     def __init__(self, data: Bytes, index: LitIndex) -> None:
         begin, end = index.offsets[[0, -1]].tolist()

@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import ConfigError, FormatError
+from cachefs.errors import FormatError
 
 from ..sample import Sample
 from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
 from .npy_header import MOST, NpyHeader, read_header, rows_of, value_at
+from .options import settle_names
 from .zip_members import DEFLATED, MAGIC, Member, content_of, head_of, members
 
 _SUFFIX = ".npy"
@@ -93,12 +94,12 @@ class Npz(Format):
 
     name: ClassVar[str] = "npz"
     columnar: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
     arrays: tuple[str, ...] | None = None
     rows: bool = True
 
     def __post_init__(self) -> None:
-        if self.arrays is not None and not isinstance(self.arrays, tuple):
-            raise ConfigError(f"Npz(arrays={self.arrays!r}) is no tuple of names")
+        settle_names(self, "arrays")
 
     @classmethod
     def matches(cls, head: bytes, data: Bytes) -> bool:
