@@ -17,6 +17,7 @@ from .collation import Allocator, allocator, collate
 from .columns import ColumnGather, reads_columns
 from .dealing import check_whole
 from .formats import Tokens
+from .members import MemberGather, reads_members
 from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
 
@@ -53,6 +54,7 @@ class Batches(IterableDataset[Any]):
                 out = whole(batch, stamp, places)
                 reading.handed_out(batch, stamp.size, stamp.size)
                 yield out
+            reading.finished()
 
     def set_epoch(self, epoch: int) -> None:
         """As :meth:`ShardDataset.set_epoch`."""
@@ -75,7 +77,19 @@ def batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int,
     if collate_fn is None and reads_columns(reading.format, reading.reader.recipe):
         return ColumnGather(reading.format, reading.reader).batch
     joined = collate_fn or collate
-    return lambda batch, stamp, places: joined(reading.samples(batch, stamp, places))
+
+    def one_by_one(batch: int, stamp: Stamp, places: Places) -> Any:
+        return joined(reading.samples(batch, stamp, places))
+
+    if collate_fn is not None or not reads_members(reading.format, reading.reader.recipe):
+        return one_by_one
+    members = MemberGather(reading.reader)
+
+    def by_fields(batch: int, stamp: Stamp, places: Places) -> Any:
+        found = members.batch(stamp, places)
+        return one_by_one(batch, stamp, places) if found is None else found
+
+    return by_fields
 
 
 def token_gather(reading: Reading, collate_fn: Collate | None) -> TokenGather | None:

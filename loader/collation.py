@@ -67,6 +67,12 @@ def common_stamp(samples: Sequence[Any]) -> Stamp | None:
     return stamp
 
 
+_NUMPY = {
+    torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind)
+    for kind in ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
+}
+_STACKABLE = frozenset(_NUMPY.values())
+
 Allocator = Callable[[tuple[int, ...], np.dtype[Any]], tuple[torch.Tensor, npt.NDArray[Any]]]
 """Makes an uninitialised tensor; returned with the array over the same memory."""
 
@@ -138,7 +144,7 @@ def _field(values: list[Any]) -> Any:
         return values
     if isinstance(first, bool | int | float):
         return _numbers(values)
-    if isinstance(first, np.generic) and first.dtype.kind in "biufc":
+    if isinstance(first, np.generic) and stackable(first.dtype):
         return torch.from_numpy(np.array(values))
     if isinstance(first, Mapping) and all(value.keys() == first.keys() for value in values):
         return _mappings(values)
@@ -150,7 +156,7 @@ def _field(values: list[Any]) -> Any:
 def _arrays(values: list[Any]) -> Any:
     first = values[0]
     same = all(isinstance(v, np.ndarray) and v.shape == first.shape and v.dtype == first.dtype for v in values)
-    if not same or first.dtype.kind not in "biufc":
+    if not same or not stackable(first.dtype):
         return _kept(values)
     tensor, array = allocator()((len(values), *first.shape), first.dtype.newbyteorder("="))
     np.stack(values, out=array)
@@ -163,12 +169,19 @@ def _tensors(values: list[Any]) -> Any:
         return _kept(values)
     if first.layout != torch.strided or first.device.type != "cpu":
         return torch.stack(values)
-    if _ALLOCATOR.get() is not None and first.dtype != torch.bfloat16:
-        tensor, _ = allocator()((len(values), *first.shape), first[:0].numpy().dtype)
+    if any(v.requires_grad or v.is_conj() or v.is_neg() or v.is_quantized for v in values):
+        return torch.stack(values)
+    if _ALLOCATOR.get() is not None and first.dtype in _NUMPY:
+        tensor, _ = allocator()((len(values), *first.shape), _NUMPY[first.dtype])
         return torch.stack(values, out=tensor)
     if get_worker_info() is None:
         return torch.stack(values)
     return torch.stack(values, out=_shared_tensor((len(values), *first.shape), first.dtype))
+
+
+def stackable(dtype: np.dtype[Any]) -> bool:
+    """Whether torch has tensors of this dtype (in the machine's byte order)."""
+    return dtype.newbyteorder("=") in _STACKABLE
 
 
 def collate_values(values: list[Any]) -> Any:

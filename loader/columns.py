@@ -12,7 +12,7 @@ import torch
 
 from cachefs.errors import DataError, MissingField
 
-from .collation import allocator, collate_values
+from .collation import allocator, collate_values, stackable
 from .decoders import to_tensor
 from .formats import Format
 from .permute import Int64s
@@ -100,7 +100,7 @@ def _joined(parts: list[Any], order: Int64s | None) -> Any:
 
 def _tensor(parts: list[Any], order: Int64s | None) -> Any:
     first = parts[0]
-    if first.dtype.kind not in "biufc":
+    if not stackable(first.dtype):
         values = [value for part in parts for value in part]
         return collate_values(values if order is None else [values[at] for at in order.tolist()])
     size = sum(len(part) for part in parts)

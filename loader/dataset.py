@@ -138,6 +138,7 @@ class ShardDataset(IterableDataset[Any]):
                 for number, sample in enumerate(reading.samples(batch, stamp, places), 1):
                     reading.handed_out(batch, number, stamp.size)
                     yield sample
+            reading.finished()
 
     def batched(self, collate_fn: Callable[[Sequence[Any]], Any] | None = None) -> Batches:
         """The same pass as whole batches, for ``DataLoader(ds.batched(), batch_size=None)`` or by itself.

@@ -8,6 +8,7 @@ threads and a fast one never finds more than it can hold.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -122,7 +123,15 @@ class Pipeline(Generic[Item, Result]):
         assert done.result is not None
         return done.result
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether it was stopped before its last result was handed out."""
+        return self._stopped and (self._end is None or self._given < self._end)
+
     def _start(self) -> None:
+        # Threads that are in the middle of C++ code when the interpreter ends take the process down with them; finalizers
+        # that are left run before that. The threads keep this object, so it is there until they have ended.
+        weakref.finalize(self, _close, weakref.ref(self))
         for number in range(self._count):
             thread = threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True)
             self._threads.append(thread)
@@ -215,3 +224,9 @@ class Pipeline(Generic[Item, Result]):
             if thread is not own and thread.is_alive():
                 thread.join(max(until - self._clock.monotonic(), 0.0))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+
+
+def _close(pipeline: weakref.ref[Pipeline[object, object]]) -> None:
+    running = pipeline()
+    if running is not None:
+        running.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,7 @@ class Reading:
     """One pass read by this process; a context manager. ``worker``: ``None`` where no DataLoader worker reads.
 
     ``first`` leaves out the batches before it (a worker that goes on). With ``threads`` beyond one, :meth:`samples` may
-    be called by several at once. Leaving the context closes what is open; samples
-    that were handed out stay valid.
+    be called by several at once. Leaving the context closes what is open; samples that were handed out stay valid.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Reading:
         self.reader = definition.reader(self.plan, shared=threads > 1)
         self._prefetch = definition.prefetch(self.plan)
         self._bad = 0
+        self._counting = threading.Lock()
         self._windows: WindowRows | None = None
         if worker is not None:
             sending()
@@ -74,7 +75,6 @@ class Reading:
             if self._prefetch is not None:
                 self._prefetch.reach(stamp.end)
             yield batch, stamp, places
-        self._report()
 
     def runs(self, samples: int) -> Iterator[Run]:
         """As :meth:`batches`, in runs of about so many samples."""
@@ -123,20 +123,22 @@ class Reading:
         """This rank's batches before ``batch``, nearest and last sample first, then those behind it."""
         plan = self.plan
         for near in range(batch - 1, max(batch - _NEIGHBOURS, -plan.earlier) - 1, -1):
-            yield self.reader.read(plan.places(plan.positions(near)))[::-1]
+            yield self.reader.read_untouched(plan.places(plan.positions(near)))[::-1]
         for near in range(batch + 1, batch + _NEIGHBOURS):
             if not plan.has(near):
                 return
-            yield self.reader.read(plan.places(plan.positions(near)))
+            yield self.reader.read_untouched(plan.places(plan.positions(near)))
 
     def _count(self, bad: list[DataError]) -> None:
-        self._cell.count_bad(self._worker or ALONE, len(bad))
-        if self._bad == 0:
+        with self._counting:
+            self._cell.count_bad(self._worker or ALONE, len(bad))
+            first = self._bad == 0
+            self._bad += len(bad)
+        if first:
             warnings.warn(f"damaged samples are skipped, the first: {bad[0]}", DataWarning, stacklevel=3)
-        self._bad += len(bad)
 
-    def _report(self) -> None:
-        """Say at the end of a pass what it went without; of whole shards one worker of a rank tells."""
+    def finished(self) -> None:
+        """The last batch was handed out: say what the pass went without. Of whole shards one worker of a rank tells."""
         shards = 0 if (self._worker or ALONE).index else len(self._definition.damaged)
         parts = [f"{self._bad} damaged sample(s) were skipped"] if self._bad else []
         parts += [f"{shards} damaged shard(s) count as empty"] if shards else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ Array = npt.NDArray[Any]
 
 
 class WindowRows:
-    """Copies windows of many shards into arrays. Belongs to one thread at a time.
+    """Copies windows of many shards into arrays. One thread at a time gathers.
 
     Shards are placed side by side in a :class:`~loader.rowspace.RowSpace`; those that the cache could not take, and all
     of them where files cannot be placed, are read shard by shard through the pool of the pass. Nobody writes into what
@@ -38,7 +39,8 @@ class WindowRows:
         self._item = format.stored.itemsize
         row = format.step * self._item
         largest = int(manifest.sizes.max(initial=0))
-        self._space = RowSpace(capacity, largest, row) if supported() and RowSpace.fits(largest, row) else None
+        self._space = _range(capacity, largest, row)
+        self._lock = threading.Lock()  # for a thread of an earlier pass that was not waited for any longer
         count = len(manifest.shards)
         self._base = np.full(count, -1, dtype=np.int64)  # first row of each shard in the range, -1 if it is not placed
         self._used = np.zeros(count, dtype=np.int64)  # when it was wanted last
@@ -56,14 +58,19 @@ class WindowRows:
         A dtype other than the stored one is converted to. ``pool``: what shards are read through that cannot be placed.
         Raises what opening a shard raises.
         """
-        if self._space is None:
+        with self._lock:
+            placed = self._gather(places, parts)
+        if not placed:
             _one_by_one(places, parts, pool)
-            return
+
+    def _gather(self, places: Places, parts: list[tuple[Array, int]]) -> bool:
+        """False where that cannot be done in one call."""
+        if self._space is None:
+            return False
         base = self._base[places.shard]
         if len(base) and base.min() < 0:
             if not self._place(np.unique(places.shard)):
-                _one_by_one(places, parts, pool)
-                return
+                return False
             base = self._base[places.shard]
         if not self._free:  # else nobody has to go soon, and nobody will ask which was used last
             self._tick += 1
@@ -71,6 +78,7 @@ class WindowRows:
         rows = base + places.row
         for array, at in parts:
             self._take(rows, self._lead + at * self._item, array)
+        return True
 
     def _take(self, rows: Int64s, offset: int, array: Array) -> None:
         assert self._space is not None
@@ -158,14 +166,30 @@ class WindowRows:
         self._base[number] = -1
         del self._leads[number]
         self._free.append(slot)
+        if self._space is not None:
+            self._space.clear(slot)
         shard.close()
 
     def close(self) -> None:
         """Give back leases. Idempotent; nothing is placed afterwards."""
-        for number in list(self._open):
-            self._forget(number)
-        self._matrices.clear()
-        self._space = None
+        with self._lock:
+            for number in list(self._open):
+                self._forget(number)
+            self._matrices.clear()
+            self._space = None
+
+
+def _range(capacity: int, largest: int, row: int) -> RowSpace | None:
+    """A range for so many shards, or as many as the process may have addresses for; ``None`` where there is none."""
+    if not supported() or not RowSpace.fits(largest, row):
+        return None
+    for slots in (capacity, capacity // 4, capacity // 16):
+        if slots >= 1:
+            try:
+                return RowSpace(slots, largest, row)
+            except OSError:
+                continue  # a limit on the process's address space: fewer shards may fit
+    return None
 
 
 def _one_by_one(places: Places, parts: list[tuple[Array, int]], pool: ShardPool) -> None:

@@ -29,7 +29,8 @@ MOST = 1 << 42
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0x40)
 _MADV_POPULATE_READ = 22
-_FAILED = ctypes.c_void_p(-1).value
+_POPULATE_MOST = 256 << 20
+_ANONYMOUS = mmap.MAP_ANONYMOUS
 
 
 def supported() -> bool:
@@ -59,6 +60,7 @@ class RowSpace:
         self.memory: Bytes = np.frombuffer(self._map, np.uint8)
         self._address = self.memory.ctypes.data
         self._mmap = _system_mmap()
+        self._mapped: dict[int, int] = {}  # bytes of the file in each place
 
     @staticmethod
     def fits(largest: int, row: int) -> bool:
@@ -72,23 +74,34 @@ class RowSpace:
         The descriptor may be closed afterwards. Raises ``CacheError`` where the system has no room for another map.
         """
         begin = slot * self.slot_bytes
+        self.clear(slot)
         self._map_at(begin, fd, size)
+        self._mapped[slot] = size
         return begin
+
+    def clear(self, slot: int) -> None:
+        """Take away the file in a place: as long as any of it is mapped, its space on disk is not free."""
+        size = self._mapped.pop(slot, 0)
+        if size:
+            self._place_map(slot * self.slot_bytes, size, _ANONYMOUS, -1)
 
     def _map_at(self, begin: int, fd: int, size: int) -> None:
         if size == 0:
             return
-        address = self._address + begin
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
-        found = self._mmap(address, size, protection, flags, fd, 0)
-        if found == _FAILED or found != address:
-            error = ctypes.get_errno()
-            raise CacheError(f"no room for another map (error {error})", hint="raise vm.max_map_count")
-        if sys.platform == "linux":
+        address = self._place_map(begin, size, 0, fd)
+        if sys.platform == "linux" and size <= _POPULATE_MOST:
             # All pages at once: a fault for each costs as much as copying it. A kernel before 5.14 refuses, and then
             # they come one by one.
             ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ)
+
+    def _place_map(self, begin: int, size: int, extra: int, fd: int) -> int:
+        address = self._address + begin
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE | extra
+        if self._mmap(address, size, protection, flags, fd, 0) != address:
+            error = ctypes.get_errno()
+            raise CacheError(f"no room for another map (error {error})", hint="raise vm.max_map_count")
+        return address
 
     def rows(self, offset: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """The range from byte ``offset`` (less than a row) on as an array ``(rows, row / itemsize)``.

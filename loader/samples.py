@@ -83,16 +83,23 @@ class SampleReader:
         A sample that is damaged or lacks a wanted field raises ``DataError``; with ``on_error="skip"`` its place in
         the list holds the error instead.
         """
+        repeats = itertools.repeat(False) if places.repeat is None else places.repeat.tolist()
+        return self._read(places, repeats)
+
+    def read_untouched(self, places: Places) -> list[Any]:
+        """The same as copies of what is stored, whatever has been written into samples that were handed out."""
+        return self._read(places, itertools.repeat(True))
+
+    def _read(self, places: Places, copied: Iterable[bool]) -> list[Any]:
         recipe, get = self.recipe, self.pool.get
         wanted = recipe.wanted
         decode = None if recipe.decode.idle else recipe.decode
         out: list[Any] = []
-        repeats = itertools.repeat(False, len(places.row)) if places.repeat is None else places.repeat.tolist()
-        for number, i, repeat in zip(places.shard.tolist(), places.row.tolist(), repeats, strict=True):
+        for number, i, copy_it in zip(places.shard.tolist(), places.row.tolist(), copied, strict=False):
             try:
-                shard = self._pristine(number) if repeat else get(number)
+                shard = self._pristine(number) if copy_it else get(number)
                 sample = shard.read(i, wanted)
-                if repeat:
+                if copy_it:
                     sample = copy.deepcopy(sample)
                 if wanted is not None:
                     self._check(sample, shard, i)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cachefs.errors import ConfigError
+from cachefs.errors import ConfigError, NearflashError
 
 from .batched import TokenGather, batch_reader, token_gather
 from .collation import allocating
@@ -105,9 +104,18 @@ class Loader:
                         reading.handed_out(number, size, size)
                         yield batch if self._transfer is None else self._transfer.receive(batch)
                     del many, batch
+                if pipeline.cut_off:
+                    raise NearflashError(
+                        "this pass was ended by close(), load_state_dict() or another iter() of its Loader",
+                        hint="go on with the iterator that was made last",
+                    )
+                reading.finished()
             finally:
                 pipeline.close()
-                self._running = None
+                if self._running is pipeline:
+                    self._running = None
+                if self._transfer is not None:
+                    self._transfer.close()
 
     def _pipeline(self, reading: Reading) -> Pipeline[Any, Many]:
         gather = token_gather(reading, self._collate)
@@ -202,13 +210,11 @@ class _TokenRun:
 
     def __init__(self, gather: TokenGather, slots: Slots, transfer: Transfer | None) -> None:
         self._gather = gather
-        self._alone = threading.Lock()  # what is placed for a gather belongs to one thread at a time
         self._slots = slots
         self._transfer = transfer
 
     def __call__(self, run: Run) -> Many:
-        with self._alone:
-            gathered = _Gathered(self._gather.gather(run.places, self._slots.allocate), run)
+        gathered = _Gathered(self._gather.gather(run.places, self._slots.allocate), run)
         if self._transfer is None:
             return gathered  # cut by the consumer, while the next run is being gathered
         send = self._transfer.send

@@ -34,6 +34,9 @@ class Transfer(Protocol):
     def receive(self, sent: Sent) -> Any:
         """The batch, ready for what the calling thread does next."""
 
+    def close(self) -> None:
+        """Wait for what is under way, and let go of it. Idempotent; may be used again."""
+
 
 class SideStream:
     """:class:`Transfer` to a CUDA device. ``cuda``: what stands for ``torch.cuda``."""
@@ -89,7 +92,7 @@ def on_tensors(value: Any, change: Any) -> Any:
 def tensor_bytes(value: Any) -> int:
     """Bytes of all tensors and arrays in a batch."""
     if isinstance(value, torch.Tensor):
-        return value.nbytes
+        return value.numel() * value.element_size() if value.layout == torch.strided else 0
     if isinstance(value, Mapping):
         return sum(tensor_bytes(part) for part in value.values())
     if isinstance(value, list | tuple):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import io
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 import loader
-from cachefs.errors import ConfigError, FormatError
+from cachefs.errors import ConfigError, FormatError, NearflashError
 from loader.formats import Tokens
 from loader.sample import Batch
 from loader.testing import tar_bytes, write_mds, write_tars
@@ -138,7 +140,87 @@ def test_iterating_anew_ends_the_pass_under_way(tmp_path: Path) -> None:
     next(first)
     second = list(batches)
     assert len(second) == 20
-    assert list(first) == []
+    with pytest.raises(NearflashError, match="ended by"):
+        list(first)
+
+
+def test_ending_one_of_two_passes_leaves_the_other_to_close(tmp_path: Path) -> None:
+    write_tars(tmp_path, [40, 40])
+    before = set(threading.enumerate())
+    batches = loader.Loader(loader.ShardDataset(tmp_path, batch_size=4))
+    first = iter(batches)
+    next(first)
+    second = iter(batches)
+    next(second)
+    del first
+    gc.collect()
+    batches.close()
+    assert set(threading.enumerate()) == before
+    with pytest.raises(NearflashError, match="ended by"):
+        next(second)
+
+
+def test_the_interpreter_ends_cleanly_in_the_middle_of_a_pass(tmp_path: Path) -> None:
+    write_tars(tmp_path, [400])
+    program = f"""
+import sys, torch, loader
+def work(sample, rng):
+    torch.ones(200_000).sort()
+    return sample
+ds = loader.ShardDataset({str(tmp_path)!r}, batch_size=4, transform=work)
+batches = iter(loader.Loader(ds, threads=3))
+next(batches)
+sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+
+
+def test_every_kind_of_tensor_is_stacked(tmp_path: Path) -> None:
+    write_mds(tmp_path, [8])
+    kinds: dict[str, Any] = {
+        "zero": torch.tensor(1.5),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "tiny": torch.ones(2).to(torch.float8_e4m3fn),
+        "grad": torch.ones(2, requires_grad=True),
+        "conj": torch.ones(2, dtype=torch.complex64).conj(),
+        "long": np.ones(2, np.longdouble),
+    }
+
+    def transform(sample: Any, rng: Any) -> dict[str, Any]:
+        return dict(kinds)
+
+    ds = loader.ShardDataset(tmp_path, batch_size=4, transform=transform)
+    wanted = next(iter(ds.batched()))
+    found = next(iter(loader.Loader(ds)))
+    assert found.keys() == kinds.keys()
+    for name in found:
+        if name == "long":
+            assert isinstance(found[name], list) and len(found[name]) == 4
+            continue
+        assert found[name].shape == wanted[name].shape and found[name].dtype == wanted[name].dtype
+        ours, theirs = (
+            torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.float() for t in (found[name], wanted[name])
+        )
+        assert torch.equal(ours, theirs)
+
+
+def test_stand_ins_do_not_see_what_was_written(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(
+        tar_bytes([("1.bin", b"1"), ("2.bin", b"2"), ("3.bin", b"3"), ("3.bin", b"again"), ("4.bin", b"4")])
+    )
+
+    def values(write: bool) -> list[int]:
+        ds = loader.ShardDataset(tmp_path, batch_size=1, shuffle=False, on_error="skip", decode="bytes")
+        out = []
+        for sample in ds:
+            out.append(int(sample["bin"][0]) - 48)
+            if write:
+                sample["bin"][:] = 99
+        return out
+
+    with pytest.warns(loader.DataWarning):
+        assert values(False) == values(True) == [1, 2, 2, 4]
 
 
 def test_an_error_in_a_transform_is_raised_in_its_place(tmp_path: Path) -> None:
