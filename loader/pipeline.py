@@ -129,8 +129,8 @@ class Pipeline(Generic[Item, Result]):
         return self._stopped and (self._end is None or self._given < self._end)
 
     def _start(self) -> None:
-        # Threads that are in the middle of C++ code when the interpreter ends take the process down with them; finalizers
-        # that are left run before that. The threads keep this object, so it is there until they have ended.
+        # Threads in the middle of C++ code when the interpreter ends take the process down with them; finalizers that
+        # are left run before that. The threads keep this object, so it is there until they have ended.
         weakref.finalize(self, _close, weakref.ref(self))
         for number in range(self._count):
             thread = threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True)
