@@ -29,8 +29,12 @@ shard, sample and field.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
 
 from cachefs.errors import ConfigError, DataError, FormatError
 
@@ -47,6 +51,8 @@ from .decoders import (
     to_tensor,
     to_text,
 )
+from .formats.magic import image_kind
+from .reader import DataWarning
 
 if TYPE_CHECKING:
     from .opening import OpenShard
@@ -92,6 +98,7 @@ class Decode:
         if len(self._own) < len(own):
             raise ConfigError(f"decode={{...}} names a field twice: {', '.join(own)}", hint="letter case is no matter")
         self._mode = option if isinstance(option, str) else None
+        self._wary = self._mode in ("pil", "torch")
 
     @property
     def idle(self) -> bool:
@@ -106,11 +113,35 @@ class Decode:
     def __call__(self, sample: Sample, shard: OpenShard, i: int) -> None:
         """Replace the fields of sample ``i`` that are to be decoded by their values. Raises ``FormatError``."""
         table = shard.decoders
+        if self._wary:
+            self._wary = False
+            self._look_for_images(sample, shard)
         for name, value in sample.items():
             decoder = table[name] if name in table else self.decoder(name, shard)
             if decoder is not None:
                 # replacing the value of a key that is there keeps the iteration valid
                 sample[name] = self.value(decoder, value, name, shard, i)
+
+    def _look_for_images(self, sample: Sample, shard: OpenShard) -> None:
+        """Warn, of the first sample, if images were asked for and none is decoded though one seems to be there.
+
+        One worker speaks for all.
+        """
+        if _number_of_this_worker() > 0:
+            return
+        found = {name: image_kind(_head(value)) for name, value in sample.items()}
+        if any(shard.format.kind(shard.index, name) in _IMAGE | _RAW_IMAGE for name in found):
+            return
+        name = next((name for name, kind in found.items() if kind), None)
+        if name is not None:
+            # one text for all shards and epochs, so that Python's own filter says it once
+            warnings.warn(
+                f"decode={self._mode!r} decodes no image, though the field {name!r} begins like one ({found[name]}): "
+                f"what a field of {shard.format.name} data holds is told by its name or type, and this one's does not "
+                f"(decode={{{name!r}: f}} makes it f(bytes))",
+                DataWarning,
+                stacklevel=3,
+            )
 
     def decoder(self, name: str, shard: OpenShard) -> Decoder | None:
         """What decodes this field of the shard's samples; ``None`` if it stays as it is."""
@@ -145,6 +176,21 @@ class Decode:
         if kind in _PICKLE or kind in _TENSORS:
             return _refusal(name, kind, shard.url)
         return to_tensor if self._mode == "torch" else None
+
+
+def _head(value: Any) -> bytes:
+    """How a value begins that stands for bytes; of any other nothing."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value[:16])
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8:
+        return value[:16].tobytes()
+    return b""
+
+
+def _number_of_this_worker() -> int:
+    data = sys.modules.get("torch.utils.data")
+    worker = data.get_worker_info() if data is not None else None
+    return 0 if worker is None else int(worker.id)
 
 
 def _refusal(name: str, kind: str, url: str) -> Decoder:

@@ -51,4 +51,7 @@ def check(
             click.echo(f"{name:<15} {human_bytes(value) if name.endswith('bytes') else value}")
     if report.damages:
         shards = len({damage.url for damage in report.damages})
-        raise FormatError(f"{len(report.damages)} damages in {shards} of {len(data.stats)} shards", url=url)
+        found = f"{len(report.damages)} damage{'s' if len(report.damages) > 1 else ''}"
+        raise FormatError(
+            f"{found} in {shards} of {len(data.stats)} shard{'s' if len(data.stats) > 1 else ''}", url=url
+        )

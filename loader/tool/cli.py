@@ -6,11 +6,13 @@ is quick; none needs torch, unless images or tensors are to be decoded.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 
 import click
 
-from cachefs.commandline import run
+from cachefs.commandline import plain, run
 
 from .check import check
 from .convert import convert
@@ -23,7 +25,14 @@ PROGRAM = "python -m loader"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    return run(cli, PROGRAM, argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = _say
+        return run(cli, PROGRAM, argv)
+
+
+def _say(message: Warning | str, *rest: object, **more: object) -> None:
+    """A warning as the command's own line."""
+    print(f"{PROGRAM}: {plain(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TOKENS = ("length", "stride", "dtype", "labels")
+# fmt: off
+FORMATS = (
+    "webdataset", "parquet", "arrow", "tfrecord", "lmdb", "npy", "npz", "llmc", "megatron", "mds", "litdata", "jsonl",
+    "zarr", "wds", "tar", "files", "tokens",
+)
+# fmt: on
+"""The names that ``--format`` takes: written out, so that ``--help`` loads none of them."""
 
 
 def source_options(command: F) -> F:
@@ -34,7 +41,7 @@ def source_options(command: F) -> F:
         click.option("--stride", type=click.IntRange(min=1), help="Tokens: from one sample to the next."),
         click.option("--length", type=click.IntRange(min=1), help="Tokens: ids in a sample."),
         click.option("-O", "--option", "extra", multiple=True, metavar="NAME=VALUE", help="Another of its options."),
-        click.option("--format", "named", help="The format, where the bytes do not tell."),
+        click.option("--format", "named", help=f"The format, where the bytes do not tell: {', '.join(FORMATS)}."),
     ):
         command = option(command)
     return command
@@ -74,14 +81,33 @@ def split_fields(text: str | None) -> tuple[str, ...] | None:
 
 def open_data(url: str, options: dict[str, Any]) -> DataSet:
     """The data set that a command line names; to be closed. ``options``: those of :func:`source_options`."""
+    from cachefs.errors import UnknownFormat
+
     from .dataset import DataSet
 
+    chosen = chosen_format(options)
     client, _ = connect_with(options)
     try:
-        return DataSet.find(url, chosen_format(options), client)
+        return DataSet.find(url, chosen, client)
+    except UnknownFormat as e:
+        client.close()
+        raise UnknownFormat(e.what, url=e.url, offset=e.offset, hint=in_options(e.hint)) from e
     except BaseException:
         client.close()
         raise
+
+
+def in_options(hint: str | None) -> str | None:
+    """A hint that is written in Python, in the words of a command line."""
+    from ..formats.unknown import FILES_HINT, TOKENS_HINT
+
+    words = {
+        TOKENS_HINT: "headerless token files need --format tokens --length 2048 --dtype uint16",
+        FILES_HINT: "--format files makes every file a sample",
+    }
+    for python, option in words.items():
+        hint = hint and hint.replace(python, option)
+    return hint
 
 
 def connect_with(options: dict[str, Any]) -> tuple[Client, Origin]:
@@ -100,7 +126,6 @@ def connect_with(options: dict[str, Any]) -> tuple[Client, Origin]:
 
 def chosen_format(options: dict[str, Any]) -> Format | None:
     """The format that the options name; ``None`` where the bytes shall decide."""
-    from ..formats import resolve
     from ..formats.registry import BY_NAME, KINDS
 
     name: str | None = options["named"]
@@ -112,14 +137,17 @@ def chosen_format(options: dict[str, Any]) -> Format | None:
         return None
     kind = BY_NAME.get(name) or KINDS.get(name)
     if kind is None:
-        return resolve(name)  # the error that lists those known
+        raise click.UsageError(f"--format {name!r} is not known; known: {', '.join(FORMATS)}")
     if not given and name == "tokens":
         raise click.UsageError("--format tokens needs --length, and --dtype unless it is uint16")
     known = kind.__dataclass_fields__
     unknown = [option for option in given if option not in known]
     if unknown:
-        raise ConfigError(f"the format {kind.name!r} has no option {unknown[0]!r}", hint=f"known: {', '.join(known)}")
-    return kind.from_options(given)
+        raise click.UsageError(f"the format {kind.name!r} has no option {unknown[0]!r}; known: {', '.join(known)}")
+    try:
+        return kind.from_options(given)
+    except ConfigError as e:
+        raise click.UsageError(str(e)) from e
 
 
 def _parsed(text: str) -> tuple[str, Any]:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,15 @@ def type_of(value: Any) -> str:
         return f"bytes ({kind})" if kind else "bytes"
     if isinstance(value, np.ndarray):
         return f"{value.dtype.name}[{','.join(map(str, value.shape))}]"
+    if _is_image(value):
+        return f"image ({value.mode})"
     return "null" if value is None else type(value).__name__
+
+
+def _is_image(value: Any) -> bool:
+    """Whether it is a ``PIL.Image``, without loading that library where nothing else has."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
 
 
 def line(value: Any) -> str:
@@ -41,6 +50,8 @@ def line(value: Any) -> str:
         return f"{type_of(value)} [{firsts}{more}]"
     if isinstance(value, np.generic):
         return f"{value.dtype.name} {value}"
+    if _is_image(value):
+        return f"image {value.width}x{value.height} {value.mode}"
     if isinstance(value, dict | list):
         try:
             return _cut(json.dumps(to_json(value), ensure_ascii=False))
@@ -69,6 +80,8 @@ def to_json(value: Any, *, whole: bool = False) -> Any:
         return {**summary, "first": [to_json(item) for item in _firsts(value)]}
     if isinstance(value, np.generic):
         return to_json(value.item())
+    if _is_image(value):
+        return {"image": [value.width, value.height], "mode": value.mode, **_content(value.tobytes(), whole)}
     if isinstance(value, dict):
         return {str(key): to_json(item, whole=whole) for key, item in value.items()}
     if isinstance(value, list | tuple):

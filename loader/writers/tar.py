@@ -55,6 +55,7 @@ class TarWriter(Writer):
             if suffix.lower() in members:
                 raise placed.refuse(name, f"two members of one sample would be {suffix.lower()!r}")
             members[suffix.lower()] = (suffix, data)
+            self.written.columns.setdefault(name, f"member {suffix!r}")
         if not members:
             raise placed.refuse("__key__", "the sample has no other field, and a tar keeps no sample without members")
         size = sum(_BLOCK - (-len(data) // _BLOCK) * _BLOCK for _, data in members.values())
