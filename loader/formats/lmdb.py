@@ -25,6 +25,7 @@ from .abc import Bytes, Format, Ready, SampleIndex, all_there
 from .lmdb_keys import Grouping, bookkeeping, group, key_bytes, spelled
 from .lmdb_meta import TREE_SIZE, Tree, is_lmdb
 from .lmdb_pages import BIG, DUP, DUPSORT, INTEGER_KEYS, SUB, Pages, Records, overflow_fault
+from .options import settle_names
 
 _KEY, _VALUE = "__key__", "value"
 
@@ -76,12 +77,8 @@ class Lmdb(Format):
     text: tuple[str, ...] = ("label",)
 
     def __post_init__(self) -> None:
-        for option in ("skip", "text"):
-            value = getattr(self, option)
-            if isinstance(value, list):
-                object.__setattr__(self, option, tuple(value))
-            elif not (isinstance(value, tuple) or (value is None and option == "skip")):
-                raise ConfigError(f"Lmdb({option}={value!r}) is no tuple of names")
+        settle_names(self, "skip", empty=True)
+        settle_names(self, "text", optional=False, empty=True)
 
     @classmethod
     def matches(cls, head: bytes, data: Bytes) -> bool:

@@ -20,10 +20,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import ConfigError, Denied, FormatError, NotFound
+from cachefs.errors import Denied, FormatError, NotFound
 
 from ..sample import Sample
 from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
+from .options import settle_names
 from .zarr_array import LONE, ZarrArray
 from .zarr_folder import MARKS, StoreFolder, folder_of
 from .zarr_metadata import read_documents
@@ -79,9 +80,7 @@ class Zarr(Format):
     allow_pickle: bool = False
 
     def __post_init__(self) -> None:
-        chosen = self.arrays
-        if chosen is not None and not (isinstance(chosen, tuple) and chosen and all(type(n) is str for n in chosen)):
-            raise ConfigError(f"Zarr(arrays={chosen!r}) is no tuple of names", hint='for example ("inputs", "targets")')
+        settle_names(self, "arrays")
 
     def identity(self) -> str:
         return repr(self.arrays)

@@ -270,7 +270,7 @@ def test_many_chunks_leave_no_descriptor_open(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "s"), total], check=True, cwd=ROOT, timeout=100)
 
 
-@pytest.mark.parametrize("make", [lambda: Zarr(arrays=()), lambda: Zarr(arrays=["x"]), lambda: Zarr(arrays=(1,))])
+@pytest.mark.parametrize("make", [lambda: Zarr(arrays=()), lambda: Zarr(arrays=("x", "x")), lambda: Zarr(arrays=(1,))])
 def test_options_that_make_no_sense(make: Callable[[], Zarr]) -> None:
     with pytest.raises(ConfigError):
         make()
