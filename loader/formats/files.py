@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from cachefs.errors import ConfigError
 
-from ..sample import Sample
+from ..sample import FoldedSample, Sample
 from .abc import Bytes, Format, Ready, SampleIndex, all_there
 
 _KEY = "__key__"
@@ -59,7 +59,7 @@ class Files(Format):
 
     def read(self, source: Bytes, index: OneSample, i: int, url: str, fields: frozenset[str] | None = None) -> Sample:
         key, name = self._names(url)
-        sample = Sample({_KEY: key})
+        sample = FoldedSample({_KEY: key})
         if fields is None or name in fields:
             sample[name] = source
         return sample

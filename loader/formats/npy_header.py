@@ -27,7 +27,7 @@ MOST = 12 + LONGEST
 _KEYS = {"descr", "fortran_order", "shape"}
 _ENCODINGS = {1: "latin1", 2: "latin1", 3: "utf-8"}
 _LONG = re.compile(r"\b(\d+)L\b")
-"""A number as Python 2 wrote it."""
+"""A number as Python 2 wrote it, which is no Python any more."""
 _SURPRISES = (
     SyntaxError,
     ValueError,
@@ -84,7 +84,10 @@ def read_header(data: Bytes, size: int, url: str, offset: int = 0, what: str = "
         raise FormatError(f"{what} has a NumPy header of {length} bytes: cut off or damaged", url=url, offset=offset)
     try:
         text = data[begin : begin + length].tobytes().decode(_ENCODINGS[version])
-        fields = ast.literal_eval(_LONG.sub(r"\1", text))
+        try:
+            fields = ast.literal_eval(text)
+        except SyntaxError:
+            fields = ast.literal_eval(_LONG.sub(r"\1", text))
         if not isinstance(fields, dict) or fields.keys() != _KEYS:
             raise fault
         dtype = np.lib.format.descr_to_dtype(fields["descr"])

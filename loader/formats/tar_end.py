@@ -38,7 +38,7 @@ def after_end(view: memoryview, marker: int, url: str) -> str | None:
     if found < 0:
         if len(data) - marker < _MARKER:
             return "the tar has half an end marker: it may have lost members or whole samples at its end"
-        if not _may_end(marker, len(data)):
+        if len(data) - marker >= _RECORDS[0] + _MARKER and not _may_end(marker, len(data)):
             return f"more zeros end the tar than it needs, from byte {marker} on: it may have lost members there"
         return None
     if found < marker + _MARKER:

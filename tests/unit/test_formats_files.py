@@ -82,3 +82,10 @@ def test_files_are_never_found_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"bytes")
     with pytest.raises(UnknownFormat):
         loader.open_shard(tmp_path / "a.bin")
+
+
+def test_a_field_is_found_however_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.JPG").write_bytes(b"jpg")
+    sample = loader.open_shard(tmp_path / "a.JPG", format="files")[0]
+    assert list(sample) == ["__key__", "jpg"]
+    assert sample["JPG"].tobytes() == sample["Jpg"].tobytes() == b"jpg" and "JPG" in sample

@@ -11,6 +11,7 @@ import pytest
 
 from cachefs.errors import FormatError, UnknownFormat
 from loader.formats import Npz, detect_bytes
+from loader.formats.npy_header import read_header
 from loader.formats.zip_members import content_of, members
 
 RANDOM = np.random.default_rng(0).bytes(3000)
@@ -114,3 +115,13 @@ def test_options_and_detection() -> None:
         out = io.BytesIO()
         save(out, np.arange(3))
         assert isinstance(detect_bytes(arr(out.getvalue()), "z"), Npz)
+
+
+@pytest.mark.parametrize("shape", ["(2,)", "(2L,)"])
+def test_the_names_of_fields_are_not_taken_for_old_numbers(shape: str) -> None:
+    text = f"{{'descr': [('10L', '<u2'), ('x', '<u4')], 'fortran_order': False, 'shape': {shape}, }}"
+    head = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.encode().ljust(117) + b"\n"
+    header = read_header(np.frombuffer(head, np.uint8), len(head) + 12, "x")
+    assert header.shape == (2,)
+    if shape == "(2,)":
+        assert header.dtype.names == ("10L", "x")
