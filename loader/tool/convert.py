@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -122,10 +123,15 @@ def _refuse_overlap(data: DataSet, out: str) -> None:
     from cachefs.objstore.url import parse_url
 
     target = parse_url(out)
-    folder = str(target if not target.is_local else target.key).rstrip("/") + "/"
+    folder = os.path.realpath(target.key) if target.is_local else str(target).rstrip("/")
     for stat in data.stats:
         url = parse_url(stat.url)
-        if str(url.key if url.is_local else url).rpartition("/")[0] + "/" == folder:
+        if url.is_local:
+            # a link to the shard, or to its folder, is the shard
+            folders = {os.path.dirname(os.path.realpath(url.key)), os.path.realpath(os.path.dirname(url.key))}
+        else:
+            folders = {str(url).rpartition("/")[0]}
+        if folder in folders:
             raise ConfigError("the output is the folder of the source", url=out)
 
 

@@ -100,8 +100,10 @@ def _fields(data: DataSet) -> tuple[dict[str, dict[str, Any]], list[str]]:
     for number in range(len(data.stats)):
         if looked >= _LOOK:
             break
+        there = 0
         try:
             for shard in data.opened(number):
+                there += len(shard.index)
                 for i in range(min(len(shard.index), _LOOK - looked)):
                     looked += 1
                     try:
@@ -111,12 +113,22 @@ def _fields(data: DataSet) -> tuple[dict[str, dict[str, Any]], list[str]]:
                         continue
                     for name, value in sample.items():
                         types.setdefault(name, Counter())[type_of(value)] += 1
-                if looked >= _LOOK:
+                if looked >= _LOOK and data.counts is None:
                     break
-        except DataError:
-            continue  # the shard's row says so
+            if data.counts is not None and there != data.counts[number]:
+                url = data.stats[number].url
+                unread.append(f"{url} holds {there} samples, the index beside it says {data.counts[number]}")
+        except DataError as e:
+            if data.counts is not None:  # else the shard's row says so
+                unread.append(str(e))
     seen = {name: {"types": list(counts), "in": counts.total(), "of": looked} for name, counts in types.items()}
     return seen, unread
+
+
+def _damaged(found: dict[str, Any]) -> str:
+    if found["index"]:
+        return "not looked for, since an index tells the counts; check reads all samples"
+    return f"{found['damaged_shards']} shards" if found["damaged_shards"] else ""
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -133,7 +145,7 @@ def _show(found: dict[str, Any]) -> None:
         ("size", f"{human_bytes(found['bytes'])} ({found['bytes']} bytes)"),
         ("counts from", found["counted_by"]),
         ("skipped", f"{found['skipped_entries']} entries belong to no sample" if found["skipped_entries"] else ""),
-        ("damaged", f"{found['damaged_shards']} shards" if found["damaged_shards"] else ""),
+        ("damaged", _damaged(found)),
     ):
         if value != "":
             click.echo(plain(f"{name:<12} {value}"))

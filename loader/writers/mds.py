@@ -88,7 +88,8 @@ class MdsWriter(Writer):
                 raise placed.refuse(name, e, hint=hint) from e
         lengths = [len(value) for value, size in zip(values, self._sizes, strict=True) if size is None]
         if max(lengths, default=0) > _MOST:
-            raise placed.refuse(max(sample, key=lambda n: len(sample[n])), "more than 4 GiB", hint="MDS has 32 bits")
+            longest = max(zip(values, self._encode, strict=True), key=lambda pair: len(pair[0]))[1]
+            raise placed.refuse(longest, "more than 4 GiB", hint="sizes of MDS have 32 bits")
         body = b"".join((np.array(lengths, "<u4").tobytes(), *values))
         size = 4 + len(body)
         if self._bodies and self._size + size > min(self.options.shard_size, _MOST):

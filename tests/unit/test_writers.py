@@ -237,6 +237,12 @@ def test_parquet_never_changes_a_dict_without_a_word(tmp_path: Path) -> None:
     write("parquet", tmp_path / "out", [*start, {"x": {"b": 1}}], columns={"x": "json"})
 
 
+def test_a_value_that_mds_cannot_hold_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loader.writers.mds._MOST", 100)
+    with pytest.raises(DataError, match=r"sample 0, field 'b': more than 4 GiB"):
+        write("mds", tmp_path / "out", [{"a": 1, "b": bytes(101), "c": 2.5}])
+
+
 def test_no_sample_is_no_data_set(tmp_path: Path) -> None:
     for kind in WRITERS:
         with pytest.raises(EmptyDataset):
