@@ -17,6 +17,7 @@ from minio import Minio
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+PREAMBLE = (Path(__file__).parent / "torchvision_preamble.py").read_text()
 FENCE = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -25,7 +26,7 @@ def page_script(text: str) -> str:
 
     Blocks that begin with ``make`` are what runs this test, or the demo and bench; they are left out.
     """
-    parts = ["import subprocess, sys"]
+    parts = [PREAMBLE if "import lightning" in text else "", "import subprocess, sys"]
     for language, body in FENCE.findall(text):
         if language == "python":
             parts.append(body)
