@@ -119,9 +119,10 @@ def readers(ds: ShardDataset) -> dict[str, Any]:
 def test_its_states_load_elsewhere_in_a_row(folder: Path, stream: Any, workers: int) -> None:
     for offset, name in enumerate(readers(make(folder))):
         seen: list[list[int]] = []
+        state: dict[str, Any] | None = None
         for count in (1 + offset, 5, 4, 7):
             ds = make(folder)
-            if seen:
+            if state is not None:
                 ds.load_state_dict(json.loads(json.dumps(ds.state_from(state))))
                 seen += take(readers(ds)[name], 2)
                 ds.load_state_dict(make(folder).state_at(len(seen)))
