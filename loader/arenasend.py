@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions
 
-from .arena import Arena, Sent
+from .arena import Arena, ArenaName, Sent
 from .arenaview import VIEWS
 
 FEW: Final = 2048
@@ -74,18 +74,27 @@ def _reduce_tensor(tensor: torch.Tensor) -> Reduced:
     storage = tensor.untyped_storage()
     sent = arena.send(storage)
     if sent is not None:
-        return rebuild, (sent, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        return _sent(sent, tensor, int(tensor.storage_offset()), tensor.stride())
     nbytes = tensor.numel() * tensor.element_size()
     if storage.is_shared() or nbytes > storage.nbytes():
         return _by_torch(tensor)  # shared on purpose, or the same element many times
     if nbytes <= FEW:
-        return rebuild_few, (_flat(tensor).numpy().tobytes(), tensor.dtype, tuple(tensor.shape))
+        return rebuild_few, (_flat(tensor).numpy().tobytes(), _name(tensor.dtype), tuple(tensor.shape))
     copied = arena.take(nbytes)
     sent = None if copied is None else arena.send(copied.untyped_storage())
     if copied is None or sent is None:
         return _by_torch(tensor)
     copied.copy_(_flat(tensor))
-    return rebuild, (sent, tensor.dtype, 0, tuple(tensor.shape), tensor.contiguous().stride())
+    return _sent(sent, tensor, 0, tensor.contiguous().stride())
+
+
+def _sent(sent: Sent, tensor: torch.Tensor, start: int, stride: tuple[int, ...]) -> Reduced:
+    # plain values: what names a class or an object is found by its name again on arrival, for each tensor
+    return rebuild, (*sent.name, *sent[1:], _name(tensor.dtype), start, tuple(tensor.shape), stride)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _by_torch(tensor: torch.Tensor) -> Reduced:
@@ -108,17 +117,28 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rebuild(
-    sent: Sent, dtype: torch.dtype, start: int, shape: tuple[int, ...], stride: tuple[int, ...]
+    pid: int,
+    fd: int,
+    key: int,
+    size: int,
+    handle: Any,
+    ticket: int,
+    offset: int,
+    nbytes: int,
+    dtype: str,
+    start: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
 ) -> torch.Tensor:
     """A tensor that arrives by an arena."""
-    return torch.empty(0, dtype=dtype).set_(VIEWS.storage(sent), start, shape, stride)
+    storage = VIEWS.storage(Sent(ArenaName(pid, fd, key, size), handle, ticket, offset, nbytes))
+    return torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, start, shape, stride)
 
 
-def rebuild_few(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def rebuild_few(data: bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor that arrives in the message."""
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+    kind = getattr(torch, dtype)
+    return torch.frombuffer(bytearray(data), dtype=kind).view(shape) if data else torch.empty(shape, dtype=kind)
 
 
 # --- lists ---

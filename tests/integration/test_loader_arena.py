@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -227,6 +228,7 @@ def _read_all(tokens: Path, came: Any) -> None:
     came.put([batch["__id__"].tolist() for batch in load(of_tokens(tokens).batched())])
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_early_breaks_leave_nothing(tokens: Path, count: int) -> None:
     batches = load(of_tokens(tokens).batched())
@@ -290,3 +292,43 @@ def _maps(pid: int) -> str:
         return Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return ""
+
+
+def test_batches_received_and_dropped_in_other_threads(tokens: Path) -> None:
+    """What DataLoader's thread for pinned memory does: it receives, copies and drops; the loop has the copies."""
+    wanted = [batch["tokens"] for batch in of_tokens(tokens).batched()]
+    copies: list[Any] = []
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def receive() -> None:
+        for batch in load(of_tokens(tokens).batched(), persistent_workers=True):
+            ready.put(batch)
+        ready.put(None)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    while (batch := ready.get()) is not None:
+        copies.append(batch["tokens"].clone())
+        del batch
+    thread.join(60)
+    assert all(torch.equal(a, b) for a, b in zip(copies, wanted, strict=True))
+    assert arenas_mapped() == 0
+
+
+def test_a_batch_sent_on_to_another_process(tokens: Path) -> None:
+    """The parent shares a tensor that lies in an arena as it would any other."""
+    context = multiprocessing.get_context("fork")
+    there, back = context.SimpleQueue(), context.SimpleQueue()
+    process = context.Process(target=_sum, args=(there, back))
+    process.start()
+    for batch in load(of_tokens(tokens).batched()):
+        there.put(batch["tokens"])
+        assert back.get() == int(batch["tokens"].sum())
+    there.put(None)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def _sum(there: Any, back: Any) -> None:
+    while (tensor := there.get()) is not None:
+        back.put(int(tensor.sum()))
