@@ -23,6 +23,7 @@ from .layouts import LAYOUTS, Folder, Found
 from .layouts.mds_index import INDEX
 from .layouts.wids import MOST as MOST_LISTING
 from .layouts.wids import read_wids, wids_found
+from .unfinished import refuse_unfinished
 
 if TYPE_CHECKING:
     from cachefs.client import Client, ObjectStat
@@ -116,6 +117,7 @@ def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool
 def _by_index(stat: ObjectStat, client: Client, format: Format | None) -> Found:
     folder = stat.url.rpartition("/")[0]
     listed = _listed_if_allowed(folder, client)
+    refuse_unfinished(listed, folder)
     known = listed if any(item.url == stat.url for item in listed) else [*listed, stat]
     # without the right to list, the index alone is seen, and what it names is asked for one by one
     found = _by_layout(Folder(folder, tuple(known), client, format))
@@ -133,6 +135,7 @@ def _by_listing(stat: ObjectStat, client: Client, format: Format | None) -> Foun
 
 
 def _in_folder(url: str, listed: Sequence[ObjectStat], client: Client, format: Format | None) -> Found:
+    refuse_unfinished(listed, url)
     base = (parse_url(url).key if _is_local(url) else url).rstrip("/")
     found = _by_layout(Folder(base, tuple(listed), client, format))
     if found is not None:
@@ -167,6 +170,7 @@ def _by_pattern(pattern: str, client: Client, format: Format | None) -> Found:
         listed = [item for item in client.list(folder, delimiter=flat) if not item.is_prefix]
     except NotFound:
         listed = []
+    refuse_unfinished(listed, pattern)
     suffix = os.path.splitext(pattern)[1]
     stats = tuple(
         item

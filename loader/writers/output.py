@@ -1,9 +1,12 @@
 """Where a data set is written to: a local folder, or a prefix of an object store.
 
 A folder gets its files all at once: they are written into a hidden folder within it, which readers pass over, and moved
-when the last one is complete, so a process that is killed leaves nothing that looks like a data set. In an object store
-each shard appears whole as soon as it is finished; what describes all of them (an index) comes last. A conversion that
-fails takes away what it wrote; one that is killed cannot.
+when the last one is complete. In an object store each shard appears whole as soon as it is finished; what describes all
+of them (an index) comes last. A conversion that fails takes away what it wrote; one that is killed cannot.
+
+What is replaced stays until there is something to replace it with: in a folder all that is new, in a store the first
+shard. From then on, until the last old file is gone, a mark lies beside the files (:mod:`loader.unfinished`). Readers
+refuse what is so marked, so that a killed conversion never leaves what looks like a whole data set.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import IO, TYPE_CHECKING
 
 from cachefs.errors import ConfigError, DataError
 from cachefs.objstore.url import ObjectUrl, parse_url
+
+from ..unfinished import UNFINISHED
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -125,13 +130,21 @@ class LocalOutput(Output):
         return path.stat().st_size
 
     def commit(self) -> None:
+        mark = self._folder / UNFINISHED
+        mark.touch()
+        self._made = False
+        self._sync()
         for name in self._old:
             (self._folder / name).unlink(missing_ok=True)
         for name in self._published:
             (self._stage / name).rename(self._folder / name)
+        self._sync()
+        mark.unlink()
         self._old, self._published = [], []
-        self._made = False
         self.discard()
+        self._sync()
+
+    def _sync(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -159,14 +172,14 @@ class StoreOutput(Output):
         self._prefix = target.key.rstrip("/") + "/" if target.key.strip("/") else ""
         self.url = str(target.with_key(self._prefix))
         self._published: list[str] = []
+        self._marked = self._touched = False
         self._temporary: tempfile.TemporaryDirectory[str] | None = tempfile.TemporaryDirectory(prefix="nearflash-")
         super().__init__(Path(self._temporary.name))
         self._store: BlockingStore = BlockingStore(target.root, origin)
         try:
             names = [key[len(self._prefix) :] for key in self._keys()]
-            old = _replaced([name for name in names if name], self.url, own, force)
-            for name in old:  # one by one: what describes the others goes first
-                self._store.delete([self._prefix + name])
+            self._old = _replaced([name for name in names if name], self.url, own, force)
+            self._touched = UNFINISHED in names  # by a conversion that was killed
         except BaseException:
             self.discard()
             raise
@@ -179,6 +192,9 @@ class StoreOutput(Output):
         path = self._stage / name
         size = path.stat().st_size
         key = self._prefix + name
+        if not self._marked:
+            self._begin()
+        self._touched = self._touched or name in self._old
         self._published.append(key)
         if size <= _ONE_REQUEST:
             self._store.put(key, path.read_bytes())
@@ -187,8 +203,21 @@ class StoreOutput(Output):
         path.unlink()
         return size
 
+    def _begin(self) -> None:
+        """Mark the prefix, and take away what describes the old shards, which would tell other readers that they are
+        whole."""
+        self._store.put(self._prefix + UNFINISHED, b"")
+        self._marked = True
+        for name in self._old:
+            if name.endswith(".json"):
+                self._touched = True
+                self._store.delete([self._prefix + name])
+
     def commit(self) -> None:
-        self._published = []
+        left = [key for key in (self._prefix + name for name in self._old) if key not in set(self._published)]
+        if left:
+            self._store.delete(left)
+        self._published, self._touched = [], False
         self.discard()
 
     def discard(self) -> None:
@@ -200,6 +229,8 @@ class StoreOutput(Output):
         try:
             if self._published:
                 self._store.delete(list(reversed(self._published)))
+            if self._marked and not self._touched:  # else the old files are no longer all there
+                self._store.delete([self._prefix + UNFINISHED])
         finally:
             self._store.close()
 
