@@ -13,6 +13,7 @@ the digest differ: those of a progressive one do not look at counts, not even on
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -27,6 +28,7 @@ from cachefs.shard import ObjectStat
 from .buffers import IndexCache
 from .counting import OnError, Row, choose_format, count_shards
 from .formats import Format
+from .formats.listing import MOST_SAMPLES
 from .formats.registry import KINDS
 from .reader import DataWarning
 from .sources import Source, find_shards
@@ -156,7 +158,7 @@ _OrMinusOne: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 
 class _Wire(msgspec.Struct):
     shards: list[tuple[str, _Whole, str]]
-    counts: list[_OrMinusOne]
+    counts: list[Annotated[int, msgspec.Meta(ge=-1, le=MOST_SAMPLES)]]
     sizes: list[_Whole]
     raw_sizes: list[_OrMinusOne] | None
     format: str
@@ -190,6 +192,7 @@ def build_manifest(
             rows = [row._replace(raw=raw) for row, raw in zip(rows, found.raw_sizes, strict=True)]
     else:
         rows = count_shards(found.stats, format, client, on_error, indexes)
+    _check_counts((row.stat, row.samples) for row in rows)
     damaged = {number: row.error for number, row in enumerate(rows) if row.error is not None}
     _warn([note for row in rows for note in row.notes], damaged)
     shards = tuple(row.stat for row in rows)
@@ -222,9 +225,11 @@ def is_progressive(shards: tuple[ObjectStat, ...], format: Format) -> bool:
 
 
 def _uncounted(shards: tuple[ObjectStat, ...], format: Format) -> Manifest:
+    counts = [-1 if (count := format.count(stat.size, stat.url)) is None else count for stat in shards]
+    _check_counts(zip(shards, counts, strict=True))
     return Manifest(
         shards,
-        np.array([-1 if (count := format.count(s.size, s.url)) is None else count for s in shards], dtype=np.int64),
+        np.array(counts, dtype=np.int64),
         np.array([stat.size for stat in shards], dtype=np.int64),
         None,
         format,
@@ -233,6 +238,13 @@ def _uncounted(shards: tuple[ObjectStat, ...], format: Format) -> Manifest:
         0,
         progressive=True,
     )
+
+
+def _check_counts(counts: Iterable[tuple[ObjectStat, int]]) -> None:
+    """A sample's id is its shard's number and its own in 64 bits, and all together are counted in as many."""
+    for stat, count in counts:
+        if count > MOST_SAMPLES:
+            raise FormatError(f"holds {count} samples, {MOST_SAMPLES} are the most of one shard", url=stat.url)
 
 
 def _warn(notes: list[str], damaged: dict[int, DataError]) -> None:

@@ -5,7 +5,7 @@ An index of 100,000 shards is read in well under a second, so no check here is o
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
@@ -13,6 +13,13 @@ from cachefs.errors import FormatError
 
 T = TypeVar("T")
 INDEX = "index.json"
+
+MOST_SAMPLES = (1 << 32) - 1
+"""Of one shard: its number and a sample's in it share 64 bits."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST_SAMPLES)]
+"""The samples of a shard."""
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""Bytes, or tokens."""
 
 
 class _Tables(msgspec.Struct):

@@ -5,16 +5,15 @@ Chunks do not describe themselves; without this index they cannot be read.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cachefs.errors import FormatError, UnknownFormat
 
-from .listing import decoded, is_inside
+from .listing import Count, Size, decoded, is_inside
 from .litdata_tree import parse_tree
 
-Whole = Annotated[int, msgspec.Meta(ge=0)]
 _READ_LOADERS = ("PyTreeLoader", "TokensLoader", "ParquetLoader")
 _WRAPS = ("chunk", "batch", "sample")
 
@@ -23,9 +22,9 @@ class LitChunk(msgspec.Struct, frozen=True):
     """One chunk: its name in the index's folder, its items, its size decompressed, and (of tokens) their number."""
 
     filename: str
-    chunk_size: Whole
-    chunk_bytes: Whole
-    dim: Whole | None = None
+    chunk_size: Count
+    chunk_bytes: Size
+    dim: Size | None = None
 
 
 class LitConfig(NamedTuple):

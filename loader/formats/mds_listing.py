@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import msgspec
 
 from cachefs.errors import FormatError, UnknownFormat
 
 from .abc import Bytes
-from .listing import decoded, is_inside, tool_of
+from .listing import Count, Size, decoded, is_inside, tool_of
 from .packed import CODECS
-
-Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _File(msgspec.Struct):
     basename: str
-    bytes: Whole
+    bytes: Size
 
 
 class _Shard(msgspec.Struct):
     format: str = ""
-    samples: Whole | None = None
+    samples: Count | None = None
     raw_data: _File | None = None
     zip_data: _File | None = None
     compression: str | None = None

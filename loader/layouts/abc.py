@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from cachefs.errors import FormatError
 
 if TYPE_CHECKING:
     from cachefs.client import Client
     from cachefs.shard import ObjectStat
 
     from ..formats import Format
+
+MOST_INDEX: Final = 512 << 20
+"""Bytes; an index is read whole, and one of a million shards has fewer."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,10 @@ class Folder:
         return [item for item in self.listed if item.url.rpartition("/")[2] in names]
 
     def read(self, url: str) -> bytes:
+        """An index, whole. Raises ``FormatError`` for one that is too large to be one."""
+        stat = self.by_url.get(url)
+        if stat is not None and stat.size > MOST_INDEX:
+            raise FormatError(f"{stat.size} bytes are too many for an index, {MOST_INDEX} are the most", url=url)
         return self.client.read(url)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..formats import WebDataset
+from ..formats.listing import MOST_SAMPLES
 from .abc import Folder, Found
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _info(raw: bytes, url: str) -> Mapping[str, int]:
     counts = document.get("shard_counts") if isinstance(document, dict) else None
     if not isinstance(counts, dict):
         return {}
-    return {name: count for name, count in counts.items() if type(count) is int and count >= 0}
+    return {name: count for name, count in counts.items() if type(count) is int and 0 <= count <= MOST_SAMPLES}
 
 
 def _yaml_counts(text: str) -> Iterator[tuple[str, int]]:

@@ -23,6 +23,7 @@ from cachefs.errors import ConfigError, FormatError, UnknownFormat
 from cachefs.objstore.url import parse_url
 
 from ..formats import WebDataset
+from ..formats.listing import MOST_SAMPLES
 from .abc import Folder, Found
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def _shards(document: dict[str, Any], folder: str, url: str) -> Iterator[WidsSha
         folder = _absolute(base, folder, url).rstrip("/")
     for number, item in enumerate(_dicts(document.get("shardlist", []), "the shard list", url)):
         name, count, size = item.get("url"), item.get("nsamples"), item.get("filesize")
-        if type(count) is not int or count < 0:
-            raise FormatError(f"the count of shard {number} is {count!r}, not a number", url=url)
+        if type(count) is not int or not 0 <= count <= MOST_SAMPLES:
+            raise FormatError(f"the count of shard {number} is {count!r}, not a number of samples", url=url)
         yield WidsShard(_absolute(name, folder, url), count, size if type(size) is int else None)
     for part in _dicts(document.get("datasets", []), "the list of data sets", url):
         if "source_url" in part:

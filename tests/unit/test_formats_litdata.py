@@ -372,6 +372,11 @@ class TestIndex:
         with pytest.raises(FormatError):
             read_litdata_index(text.encode(), "u")
 
+    @pytest.mark.parametrize("counts", [(1 << 32, 1), (1 << 63, 1), (1, 1 << 62), (1, 1 << 63)])
+    def test_counts_and_sizes_that_cannot_be(self, counts: tuple[int, int]) -> None:
+        with pytest.raises(FormatError, match=r"^u: "):
+            read_litdata_index(litdata_index({"chunk-0-0.bin": counts}, {"a": "int"}), "u")
+
     def test_a_chunk_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         write(tmp_path, {"n": "int"}, [[bytes(8)]]).unlink()
         with pytest.raises(NotFound, match=r"chunk-0-0\.bin"):
