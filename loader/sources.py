@@ -1,9 +1,10 @@
 """What a data set's source names: a folder, a pattern, a list of URLs or an index become a list of shards.
 
 A name is taken as it stands first: ``br[1].tar`` is that object if there is one, else a pattern. In patterns ``{a,b}``
-and ``{000..011}`` multiply out, ``*`` and ``?`` stay within one folder, ``**`` does not. A folder means all objects in
-it and below, without folder markers, hidden files and what usually lies beside shards (:data:`SIDE_SUFFIXES`); a folder
-that another tool left an index or a description in means what these say (:mod:`loader.layouts`).
+and ``{000..011}`` multiply out, ``*`` and ``?`` stay within one folder, ``**`` does not; where no object matches, the
+folders that do are meant (stores that are folders: zarr, LMDB). A folder means all objects in it and below, without
+folder markers, hidden files and what usually lies beside shards (:data:`SIDE_SUFFIXES`); a folder that another tool left
+an index or a description in means what these say (:mod:`loader.layouts`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -40,6 +41,7 @@ SIDE_SUFFIXES = frozenset((
 _LOCK = "lock.mdb"
 _LENGTH = "__len__"
 _TABLE = ".parquet"
+_INDEX_SUFFIX = ".json"
 _MAGIC = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -118,7 +120,8 @@ def _by_index(stat: ObjectStat, client: Client, format: Format | None) -> Found:
     folder = stat.url.rpartition("/")[0]
     listed = _listed_if_allowed(folder, client)
     refuse_unfinished(listed, folder)
-    known = listed if any(item.url == stat.url for item in listed) else [*listed, stat]
+    # whatever else describes data, here or in folders below, is not what was named
+    known = [stat, *(item for item in listed if not item.url.endswith(_INDEX_SUFFIX))]
     # without the right to list, the index alone is seen, and what it names is asked for one by one
     found = _by_layout(Folder(folder, tuple(known), client, format))
     if found is None:
@@ -167,9 +170,10 @@ def _by_pattern(pattern: str, client: Client, format: Format | None) -> Found:
         raise ConfigError(f"the pattern cannot be read: {e}", url=pattern) from e
     flat = "**" not in pattern and "/" not in pattern[magic.start() :]
     try:
-        listed = [item for item in client.list(folder, delimiter=flat) if not item.is_prefix]
+        found = client.list(folder, delimiter=flat)
     except NotFound:
-        listed = []
+        found = []
+    listed = [item for item in found if not item.is_prefix]
     refuse_unfinished(listed, pattern)
     suffix = os.path.splitext(pattern)[1]
     stats = tuple(
@@ -180,8 +184,25 @@ def _by_pattern(pattern: str, client: Client, format: Format | None) -> Found:
         and (not _beside(item.url, format) or suffix in SIDE_SUFFIXES)
     )
     if not stats:
-        raise NotFound("no object matches the pattern", url=pattern)
+        folders = _matching_folders(found, folder, matches)
+        if not folders:
+            raise NotFound("no object and no folder matches the pattern", url=pattern)
+        return _merged(_each(folders, client, format, patterns=False), pattern)
     return Found(stats if suffix == _TABLE else _without_tables(stats, format))
+
+
+def _matching_folders(listed: Iterable[ObjectStat], top: str, matches: Callable[[str], object]) -> list[str]:
+    """The outermost folders below ``top`` that match, in order of their names: stores that are folders (zarr, LMDB)."""
+    found = set()
+    for item in listed:
+        at = len(top) - 1
+        while (at := item.url.find("/", at + 1)) >= 0:
+            url = item.url[:at]
+            if matches(url):
+                if not _hidden(url, top):
+                    found.add(url)
+                break
+    return sorted(found)
 
 
 def _without_tables(shards: Sequence[ObjectStat], format: Format | None) -> tuple[ObjectStat, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,11 @@ import loader
 from cachefs.client import connect
 from cachefs.errors import ConfigError, Denied, EmptyDataset, FormatError, NotFound, UnknownFormat
 from cachefs.shard import ObjectStat
-from loader.formats import Mds, Tokens
+from loader.formats import Mds, Tokens, Zarr
 from loader.sources import Found, expand_braces, find_shards, pattern_regex
 from loader.testing import tar_bytes, write_mds, write_tars, write_tokens
+
+LMDB = Path(__file__).parents[1] / "foreign" / "data" / "lmdb" / "padded"
 
 
 class FakeClient:
@@ -150,12 +155,57 @@ class TestSources:
         with pytest.raises(UnknownFormat, match="LitData"):
             find(FakeClient({"s3://b/l/index.json": b'{"chunks": [], "config": {}}'}), "s3://b/l", Mds())
 
+    def test_an_index_that_is_named_says_its_own_shards(self, tmp_path: Path) -> None:
+        write_mds(tmp_path / "d", [2, 1])
+        write_mds(tmp_path / "d" / "below", [5])
+        index = tmp_path / "d" / "index.json"
+        assert loader.ShardDataset(index, batch_size=1).manifest.counts.tolist() == [2, 1]
+        assert loader.ShardDataset(tmp_path / "d", batch_size=1).manifest.counts.tolist() == [5, 2, 1]
+
+    def test_an_index_that_is_too_large_is_not_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("loader.layouts.abc.MOST_INDEX", 10)
+        with pytest.raises(FormatError, match="too many for an index"):
+            find(FakeClient({"s3://b/l/index.json": b'{"chunks": [], "config": {}}'}), "s3://b/l")
+
+    @pytest.mark.parametrize("samples", [1 << 32, 1 << 62, 1 << 63, 1 << 70])
+    @pytest.mark.parametrize("shards", [1, 4])
+    def test_more_samples_than_a_shard_has_numbers_for(self, tmp_path: Path, samples: int, shards: int) -> None:
+        write_mds(tmp_path, [1] * shards)
+        index = json.loads((tmp_path / "index.json").read_text())
+        for shard in index["shards"]:
+            shard["samples"] = samples
+        (tmp_path / "index.json").write_text(json.dumps(index))
+        with pytest.raises(FormatError, match=r"index\.json"):
+            len(loader.ShardDataset(tmp_path, batch_size=1))
+
+    def test_more_samples_than_a_shard_has_numbers_for_without_an_index(self, tmp_path: Path) -> None:
+        (tmp_path / "x.bin").touch()
+        os.truncate(tmp_path / "x.bin", 2 << 32)
+        with pytest.raises(FormatError, match="4294967296 samples"):
+            len(loader.ShardDataset(tmp_path, batch_size=1, format=Tokens(length=1, dtype="uint16")))
+
     def test_an_index_is_no_shard_of_a_token_set(self) -> None:
         client = FakeClient({"s3://b/t/index.json": b"{}", "s3://b/t/a.bin": b"1", "s3://b/t/meta.pkl": b"1"})
         assert find(client, "s3://b/t", Tokens(length=4)) == ["t/a.bin"]
 
 
 class TestBracesAndPatterns:
+    @pytest.mark.parametrize("pattern", ["s/*.zarr", "*/[a]*.zarr", "s/**.zarr", "s/{a,b}.zarr"])
+    def test_patterns_of_stores_that_are_folders(self, pattern: str) -> None:
+        stores = ["s3://b/s/a.zarr"] if "[a]" in pattern else ["s3://b/s/a.zarr", "s3://b/s/b.zarr"]
+        objects = {f"s3://b/s/{name}": b"{}" for name in ("a.zarr/zarr.json", "b.zarr/zarr.json", ".h.zarr/zarr.json")}
+        objects |= {"s3://b/s/a.zarr/x.zarr/zarr.json": b"{}", "s3://b/s/other/z.tar": b"1"}
+        found = find_shards(f"s3://b/{pattern}", FakeClient(objects), None)  # type: ignore[arg-type]
+        assert [stat.url for stat in found.stats] == stores
+        assert found.format == Zarr()
+
+    def test_patterns_of_lmdb_folders(self, tmp_path: Path) -> None:
+        for name in ("a.lmdb", "b.lmdb"):
+            (tmp_path / name).mkdir()
+            shutil.copy(LMDB / "data.mdb", tmp_path / name / "data.mdb")
+        dataset = loader.ShardDataset(f"{tmp_path}/*.lmdb", batch_size=1)
+        assert (len(dataset.manifest.shards), dataset.manifest.format.name) == (2, "lmdb")
+
     @pytest.mark.parametrize(
         ("text", "wanted"),
         [
