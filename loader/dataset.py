@@ -14,11 +14,12 @@ from cachefs.errors import StateError
 from .batched import Batches
 from .dealing import check_dealt
 from .decode import DecodeOption
-from .definition import Definition, Options, as_fields, as_names
+from .definition import Definition
 from .epochcell import Base, EpochCell, Start
 from .formats import Format, resolve
 from .manifest import Manifest
 from .manifest_file import save_manifest
+from .options import Options, as_fields, as_names
 from .passes import BatchRule
 from .progress import (
     Progress,

@@ -6,112 +6,48 @@ kept, and travels to spawned workers, so that they neither list nor count again.
 
 from __future__ import annotations
 
-import inspect
+import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy.ma  # noqa: F401 - np.unique imports it at first use, which in forked workers comes in every epoch
 
 from cachefs.client import connect  # here, not at first use, for the same reason
-from cachefs.errors import ConfigError
 
 from .anchors import Anchor
 from .batches import Steps, steps
 from .buffers import IndexCache, ShardPool, Shards
 from .counted import CountedShards
-from .decode import Decode, DecodeOption
+from .decode import Decode
 from .epochcell import Start
 from .epochs import Orders, OrderSettings
-from .formats import Format, Tokens
+from .formats import Tokens
 from .growing import GrowingOrders
 from .lookahead import Lookahead
 from .manifest import Manifest, build_manifest
 from .manifest_file import SUFFIX, parse_manifest
+from .options import Options
 from .order import EpochOrder
 from .passes import BatchRule, PassPlan, Prefetch
 from .rowgather import WindowRows
-from .samples import Recipe, SampleReader, Transform
+from .samples import Recipe, SampleReader
 from .sharedpool import SharedPool
 from .shelf import SharedNumbers, Shelf
-from .sources import Source
-from .statefields import is_seed
 from .tally import Tally
 from .workers import Place, find_place, parent_of_worker
 
 if TYPE_CHECKING:
     from cachefs.client import Client
 
+log = logging.getLogger("loader")
+
 _LEAST_AHEAD = 16
 _MOST_PLACED = 8192
 _LEAST_PLACED = 64
 """Token shards that stay placed from pass to pass."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The arguments of :class:`loader.ShardDataset`, checked."""
-
-    source: Source
-    batch_size: int | None
-    global_batch_size: int | None
-    shuffle: bool
-    seed: int
-    format: Format | None
-    fields: tuple[str, ...] | None
-    transform: Transform | None
-    drop_last: bool
-    pad: bool
-    decode: DecodeOption
-    ids: bool
-    rank: int | None
-    world_size: int | None
-    mesh: Any
-    lanes: int | None
-    block_shards: int | None
-    exchange: bool
-    on_error: Literal["raise", "skip"]
-
-    def __post_init__(self) -> None:
-        if (self.batch_size is None) == (self.global_batch_size is None):
-            raise ConfigError("give batch_size (samples per rank) or global_batch_size, one of them")
-        for name in ("batch_size", "global_batch_size", "lanes", "block_shards"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name}={value!r} is not a positive number")
-        if not is_seed(self.seed):
-            raise ConfigError(f"seed={self.seed!r} is not an integer of 64 bits")
-        if self.on_error not in ("raise", "skip"):
-            raise ConfigError(f"on_error={self.on_error!r} is neither 'raise' nor 'skip'")
-        if self.transform is not None and not _takes_two(self.transform):
-            raise ConfigError("transform is called as transform(sample, rng)", hint="let it take two arguments")
-        Decode(self.decode)
-
-
-def as_names(source: Source) -> Source:
-    """A source as text, or as a tuple of texts."""
-    if isinstance(source, str | os.PathLike):
-        return os.fspath(source)
-    return tuple(os.fspath(part) for part in source)
-
-
-def as_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Field names as a tuple. Raises ConfigError for one name alone, which would be read as its letters."""
-    if isinstance(fields, str):
-        raise ConfigError(f"fields={fields!r} is one name", hint=f"write fields=[{fields!r}]")
-    return None if fields is None else tuple(fields)
-
-
-def _takes_two(function: Any) -> bool:
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:
-        return True  # a builtin that does not tell
-    return True
 
 
 class Definition:
@@ -176,6 +112,11 @@ class Definition:
             self._tally = Tally(
                 self.listing, self.client, self._numbers, on_error=self.options.on_error, indexes=self.indexes
             )
+            if self.place.world > 1 and not self._tally.complete:
+                log.info(
+                    "%d shards have no known sample counts: each node indexes them itself, while it reads",
+                    len(self.listing.shards) - self._tally.known,
+                )
         return self._tally
 
     @property

@@ -1,0 +1,81 @@
+"""The arguments of a data set, checked."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cachefs.errors import ConfigError
+
+from .decode import Decode, DecodeOption
+from .formats import Format
+from .samples import Transform
+from .sources import Source
+from .statefields import is_seed
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of :class:`loader.ShardDataset`, checked."""
+
+    source: Source
+    batch_size: int | None
+    global_batch_size: int | None
+    shuffle: bool
+    seed: int
+    format: Format | None
+    fields: tuple[str, ...] | None
+    transform: Transform | None
+    drop_last: bool
+    pad: bool
+    decode: DecodeOption
+    ids: bool
+    rank: int | None
+    world_size: int | None
+    mesh: Any
+    lanes: int | None
+    block_shards: int | None
+    exchange: bool
+    on_error: Literal["raise", "skip"]
+
+    def __post_init__(self) -> None:
+        if (self.batch_size is None) == (self.global_batch_size is None):
+            raise ConfigError("give batch_size (samples per rank) or global_batch_size, one of them")
+        for name in ("batch_size", "global_batch_size", "lanes", "block_shards"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r} is not a positive number")
+        if not is_seed(self.seed):
+            raise ConfigError(f"seed={self.seed!r} is not an integer of 64 bits")
+        if self.on_error not in ("raise", "skip"):
+            raise ConfigError(f"on_error={self.on_error!r} is neither 'raise' nor 'skip'")
+        if self.transform is not None and not _takes_two(self.transform):
+            raise ConfigError("transform is called as transform(sample, rng)", hint="let it take two arguments")
+        Decode(self.decode)
+
+
+def as_names(source: Source) -> Source:
+    """A source as text, or as a tuple of texts."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    return tuple(os.fspath(part) for part in source)
+
+
+def as_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Field names as a tuple. Raises ConfigError for one name alone, which would be read as its letters."""
+    if isinstance(fields, str):
+        raise ConfigError(f"fields={fields!r} is one name", hint=f"write fields=[{fields!r}]")
+    return None if fields is None else tuple(fields)
+
+
+def _takes_two(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # a builtin that does not tell
+    return True
