@@ -3,7 +3,7 @@
 A name is taken as it stands first: ``br[1].tar`` is that object if there is one, else a pattern. In patterns ``{a,b}``
 and ``{000..011}`` multiply out, ``*`` and ``?`` stay within one folder, ``**`` does not; where no object matches, the
 folders that do are meant (stores that are folders: zarr, LMDB). A folder means all objects in it and below, without
-folder markers, hidden files and what usually lies beside shards (:data:`SIDE_SUFFIXES`); a folder that another tool left
+folder markers, hidden files and what usually lies beside shards (:data:`SIDE_SUFFIXES`); one that another tool left
 an index or a description in means what these say (:mod:`loader.layouts`).
 """
 

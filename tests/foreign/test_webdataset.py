@@ -187,6 +187,7 @@ class TestWids:
         [
             ({"wids_version": 2}, UnknownFormat),
             ({"shardlist": [{"url": "0.tar", "nsamples": "1"}]}, FormatError),
+            ({"shardlist": [{"url": "0.tar", "nsamples": 1 << 32}]}, FormatError),
             ({"shardlist": {"0.tar": 1}}, FormatError),
             ({"datasets": [{"source_url": "http://x/y.json"}]}, UnknownFormat),
             ({"datasets": 3}, FormatError),
