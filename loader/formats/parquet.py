@@ -14,7 +14,7 @@ error; cells are numpy scalars and views where pyarrow makes Python objects. Enc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,32 +23,11 @@ import numpy.typing as npt
 from cachefs.errors import FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
+from .abc import Bytes, Format, Objects, Opened, Ready, all_there
 from .arrow_pieces import KEPT, Fields, Pieces
-from .parquet_footer import MAGIC, Footer, read_footer
+from .parquet_footer import MAGIC, Chunk, Footer, read_footer, read_group
 from .parquet_groups import GroupReader
-
-
-@dataclass(slots=True)
-class ParquetIndex(SampleIndex):
-    """The row groups of one shard, or one of them: their numbers, samples, first bytes and sizes decoded."""
-
-    groups: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    images: frozenset[str]
-    starts: npt.NDArray[np.int64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.starts = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    @property
-    def nbytes(self) -> int:
-        return 5 * self.counts.nbytes + 1000
+from .parquet_index import ParquetIndex
 
 
 @dataclass(frozen=True)
@@ -65,22 +44,22 @@ class Parquet(Format):
 
     def parts(self, objects: Objects, url: str) -> Sequence[int] | None:
         data, ready = objects.map(url)
-        return [group.rows for group in read_footer(data, url, ready).groups]
+        counts: list[int] = read_footer(data, url, ready).counts.tolist()
+        return counts
 
     def open(
         self, objects: Objects, url: str, *, index: Any = None, unpacked: int | None = None, part: int | None = None
     ) -> Opened:
         data, ready = objects.map(url)
-        footer = read_footer(data, url, ready)
         if index is None:
-            index = _index(footer, url, part)
-        return Opened(_pieces(data, footer, index, ready), index, min(int(index.sizes.sum()), KEPT))
+            index = _index(data, read_footer(data, url, ready), url, part)
+        return Opened(_pieces(data, index, ready), index, min(index.size, KEPT))
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> ParquetIndex:
-        return _index(read_footer(data, url, ready), url, None)
+        return _index(data, read_footer(data, url, ready), url, None)
 
     def source(self, data: Bytes, index: ParquetIndex) -> Pieces:
-        return _pieces(data, read_footer(data, "", all_there), index, all_there)
+        return _pieces(data, index, all_there)
 
     def read(self, source: Pieces, index: ParquetIndex, i: int, url: str, fields: Fields = None) -> Sample:
         return source.read(i, fields, url)
@@ -94,19 +73,22 @@ class Parquet(Format):
         return "image" if name in index.images else ""
 
 
-def _index(footer: Footer, url: str, part: int | None) -> ParquetIndex:
-    numbers = range(len(footer.groups)) if part is None else [part]
-    if part is not None and part >= len(footer.groups):
-        raise FormatError(f"has {len(footer.groups)} row groups, not {part + 1}", url=url)
-    groups = [footer.groups[number] for number in numbers]
+def _index(data: Bytes, footer: Footer, url: str, part: int | None) -> ParquetIndex:
+    if part is not None and part >= len(footer.counts):
+        raise FormatError(f"has {len(footer.counts)} row groups, not {part + 1}", url=url)
+    numbers = np.arange(len(footer.counts)) if part is None else np.array([part])
+    chunks = [read_group(data, footer, number, url) for number in numbers.tolist()]
     return ParquetIndex(
-        np.array(numbers, dtype=np.int64),
-        np.array([group.rows for group in groups], dtype=np.int64),
-        np.array([group.offset for group in groups], dtype=np.int64),
-        np.array([group.size for group in groups], dtype=np.int64),
+        numbers,
+        footer.counts[numbers],
+        footer.spans[numbers],
+        np.array(chunks, dtype=np.int64).reshape(len(numbers), len(footer.leaves), len(Chunk._fields)),
+        footer.place,
+        footer.leaves,
+        footer.names,
         footer.images,
     )
 
 
-def _pieces(data: Bytes, footer: Footer, index: ParquetIndex, ready: Ready) -> Pieces:
-    return Pieces(index.starts, GroupReader(data, footer, index.groups, ready), index.offsets)
+def _pieces(data: Bytes, index: ParquetIndex, ready: Ready) -> Pieces:
+    return Pieces(index.starts, GroupReader(data, index, ready), index.offsets)

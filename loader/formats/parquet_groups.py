@@ -3,57 +3,48 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from .abc import Bytes, Damage, Ready
 from .arrow_pieces import Decoded, Fields, nothing
 from .packed import MOST
-from .parquet_footer import Chunk, Footer
-from .thrift import Reader, Wanted
-
-_BATCH = 1 << 16
-"""Rows that are decoded at a time."""
-_PAGE_HEADER = 64 << 10
-_PAGE: Wanted = {1: None, 2: None}
-_DICTIONARY_PAGE = 2
+from .parquet_footer import Chunk, Leaf, alone
+from .parquet_index import ParquetIndex
+from .parquet_pages import ROWS, rows_at_once
 
 
 class GroupReader:
-    """Decodes the row groups ``groups`` (numbers in the file), for :class:`~.arrow_pieces.Pieces`."""
+    """Decodes the row groups of an index, for :class:`~.arrow_pieces.Pieces`."""
 
-    def __init__(self, data: Bytes, footer: Footer, groups: npt.NDArray[np.int64], ready: Ready) -> None:
+    def __init__(self, data: Bytes, index: ParquetIndex, ready: Ready) -> None:
         self._data = data
-        self._footer = footer
-        self._groups = groups.tolist()
+        self._index = index
         self._ready = ready
-        self._file: Any = None
         # a worker process has others beside it that want the cores
         self._threads = multiprocessing.parent_process() is None
 
     def __call__(self, piece: int, fields: Fields, url: str) -> Decoded:
-        number = self._groups[piece]
-        group = self._footer.groups[number]
-        names = [name for name in self._footer.names if fields is None or name in fields]
-        for chunk in group.chunks:
-            if fields is None or chunk.column in fields:
-                self._ready(chunk.start, chunk.end)
+        index = self._index
+        names = [name for name in index.names if fields is None or name in fields]
+        rows = int(index.counts[piece])
         if not names:
-            return Decoded([nothing(group.rows)], 0)
+            return Decoded([nothing(rows)], 0)
+        self._ready(index.place.start, index.place.end)
+        for _, chunk in self._chunks(piece, names):
+            self._ready(chunk.start, chunk.end)
         bad: dict[str, Damage] = {}
         try:
-            batches = self._decode(number, names)
+            batches = self._decode(piece, names)
         except MemoryError:  # says nothing of the file; Arrow's is one of its own errors too
             raise
         except _errors() as e:
             if len(names) == 1:
-                return Decoded([nothing(group.rows)], 0, {names[0]: self._damage(number, names[0], e)})
-            batches, bad = self._one_by_one(number, names)
+                return Decoded([nothing(rows)], 0, {names[0]: self._damage(piece, names[0], e)})
+            batches, bad = self._one_by_one(piece, names)
         return Decoded(batches, sum(batch.get_total_buffer_size() for batch in batches), bad)
 
-    def _one_by_one(self, number: int, names: list[str]) -> tuple[list[Any], dict[str, Damage]]:
+    def _one_by_one(self, piece: int, names: list[str]) -> tuple[list[Any], dict[str, Damage]]:
         """The columns that can be decoded, and what is wrong with the others."""
         import pyarrow as pa
 
@@ -61,61 +52,53 @@ class GroupReader:
         good: dict[str, Any] = {}
         for name in names:
             try:
-                good[name] = pa.Table.from_batches(self._decode(number, [name])).column(0)
+                good[name] = pa.Table.from_batches(self._decode(piece, [name])).column(0)
             except MemoryError:
                 raise
             except _errors() as e:
-                bad[name] = self._damage(number, name, e)
-        rows = self._footer.groups[number].rows
+                bad[name] = self._damage(piece, name, e)
+        rows = int(self._index.counts[piece])
         return pa.table(good).to_batches() if good else [nothing(rows)], bad
 
-    def _damage(self, number: int, name: str, error: Exception) -> Damage:
-        offset = next(chunk.start for chunk in self._footer.groups[number].chunks if chunk.column == name)
-        text = f"row group {number} cannot be decoded: {error}"
+    def _damage(self, piece: int, name: str, error: Exception) -> Damage:
+        offset = min((chunk.start for _, chunk in self._chunks(piece, [name])), default=self._index.place.start)
+        text = f"row group {self._index.groups[piece]} cannot be decoded: {error}"
         return Damage(text, offset, "leave it out with fields=[...]")
 
-    def _decode(self, number: int, names: list[str]) -> list[Any]:
+    def _chunks(self, piece: int, names: list[str]) -> Iterator[tuple[Leaf, Chunk]]:
+        """What these fields consist of in one row group."""
+        for leaf, numbers in zip(self._index.leaves, self._index.chunks[piece].tolist(), strict=True):
+            if leaf.column in names:
+                yield leaf, Chunk(*numbers)
+
+    def _decode(self, piece: int, names: list[str]) -> list[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if self._file is None:
+        index = self._index
+        wanted = int(index.counts[piece])
+        chunks = self._chunks(piece, names)
+        some = min((rows_at_once(self._data, chunk, leaf, MOST) for leaf, chunk in chunks), default=ROWS)
+        # Arrow's library sees this row group only: to read the whole footer for each would take longer than to decode
+        first, last = index.spans[piece].tolist()
+        footer = pq.read_metadata(pa.BufferReader(alone(self._data, index.place, (first, last), wanted)))
+        file = pq.ParquetFile(
+            pa.BufferReader(pa.py_buffer(self._data)),
+            metadata=footer,
             # checksums cost a tenth of decoding where a writer left them, and nothing where it did not
-            self._file = pq.ParquetFile(
-                pa.BufferReader(pa.py_buffer(self._data)),
-                page_checksum_verification=True,
-            )
+            page_checksum_verification=True,
+        )
         batches = []
         size = 0
-        for batch in self._file.iter_batches(
-            self._rows_at_a_time(number, names), [number], names, use_threads=self._threads
-        ):
+        for batch in file.iter_batches(some, [0], names, use_threads=self._threads):
             size += batch.get_total_buffer_size()
             if size > MOST:
                 raise ValueError(f"it decompresses to more than {MOST} bytes")
             batches.append(batch.select(names))
-        found, wanted = sum(batch.num_rows for batch in batches), self._footer.groups[number].rows
+        found = sum(batch.num_rows for batch in batches)
         if found != wanted:
             raise ValueError(f"{found} rows, declared are {wanted}")
         return batches
-
-    def _rows_at_a_time(self, number: int, names: list[str]) -> int:
-        """So few that they cannot take much more memory than a row group may, whatever a dictionary holds: each of its
-        values may be as long as all of it, and be repeated for next to nothing."""
-        rows = _BATCH
-        for chunk in self._footer.groups[number].chunks:
-            if chunk.column in names:
-                rows = min(rows, max(MOST // 2 // max(self._dictionary_size(chunk), 1), 1))
-        return rows
-
-    def _dictionary_size(self, chunk: Chunk) -> int:
-        """What the dictionary that a column's pages may begin with decompresses to."""
-        header = self._data[chunk.start : min(chunk.start + _PAGE_HEADER, chunk.end)].tobytes()
-        try:
-            page = Reader(header).struct(_PAGE)
-        except ValueError:
-            return MOST  # not known; most likely pyarrow will say why
-        size = page.get(2)
-        return size if page.get(1) == _DICTIONARY_PAGE and isinstance(size, int) else 0
 
 
 def _errors() -> tuple[type[Exception], ...]:

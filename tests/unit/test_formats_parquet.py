@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import pytest
 
 import loader
 from cachefs.errors import FormatError
-from loader.formats import Parquet, parquet_groups
+from loader.formats import Parquet, parquet_footer, parquet_groups, thrift
+from loader.formats import parquet as parquet_format
 from loader.formats.abc import Mapped, all_there
 from loader.formats.arrow_pieces import Pieces
-from loader.formats.parquet_footer import read_footer
+from loader.formats.parquet_footer import Chunk, read_footer, read_group
+from loader.formats.parquet_pages import rows_at_once
 from loader.formats.thrift import Reader
+from loader.formats.thrift_skip import usual_struct
 
 TABLE = pa.table({"n": range(10), "t": [f"text {i}" for i in range(10)], "b": [bytes([i]) * 50 for i in range(10)]})
 
@@ -31,6 +35,10 @@ def written(table: Any = TABLE, size: int = 4, **options: Any) -> bytes:
 
 def whole(data: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(bytearray(data), np.uint8)
+
+
+def footer_of(data: bytes) -> bytes:
+    return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
 
 
 class Arriving:
@@ -63,6 +71,9 @@ class TestRanges:
         }
     )
 
+    FOOTER = footer_of(written(BIG, 300))
+    COLUMNS = 5
+
     def test_counting_reads_the_footer_alone(self) -> None:
         objects = Arriving(written(self.BIG, 300))
         assert Parquet().parts(objects, "x") == [300, 300, 300, 100]
@@ -77,8 +88,10 @@ class TestRanges:
         assert set(sample) == names
         for name in names:
             assert repr(sample[name]) == repr(loaded(self.BIG, 305)[name])
-        group = read_footer(objects.there, "x", all_there).groups[1]
-        assert objects.asked == [(chunk.start, chunk.end) for chunk in group.chunks if chunk.column in names]
+        footer = read_footer(objects.there, "x", all_there)
+        chunks = [Chunk(*numbers) for numbers in read_group(objects.there, footer, 1, "x").tolist()]
+        wanted = [c for c, leaf in zip(chunks, footer.leaves, strict=True) if leaf.column in names]
+        assert objects.asked == [footer.place[:2], *((chunk.start, chunk.end) for chunk in wanted)]
 
     def test_no_column_is_wanted(self) -> None:
         objects = Arriving(written())
@@ -213,6 +226,51 @@ class TestDamage:
             Parquet().read(Parquet().source(whole(data), index), index, 0, "x")
         assert pa.default_memory_pool().max_memory() < before + (256 << 20)
 
+    @pytest.mark.parametrize(
+        ("column", "options"),
+        [
+            # each text is as the one before
+            (pa.array(["x" * 8192] * 8192), {"use_dictionary": False, "column_encoding": {"a": "DELTA_BYTE_ARRAY"}}),
+            (pa.array(["x" * 8192] * 8192), {}),
+            (pa.nulls(4096, pa.binary(1 << 14)), {}),  # a null takes as much as a value
+        ],
+    )
+    @pytest.mark.parametrize("codec", ["zstd", "none"])
+    def test_what_takes_nothing_in_the_file_is_decoded_a_few_rows_at_a_time(
+        self, monkeypatch: pytest.MonkeyPatch, column: Any, options: dict[str, Any], codec: str
+    ) -> None:
+        monkeypatch.setattr(parquet_groups, "MOST", 4 << 20)
+        data = whole(written(pa.table({"a": column}), 1 << 20, compression=codec, write_statistics=False, **options))
+        assert len(data) < 20_000
+        index = Parquet().index(data, "x")
+        pool = pa.default_memory_pool()
+        most: list[int] = []
+        inner = parquet_groups.rows_at_once
+        monkeypatch.setattr(parquet_groups, "rows_at_once", lambda *args: most.append(inner(*args)) or most[-1])
+        before = pool.bytes_allocated()
+        with pytest.raises(FormatError, match="more than"):
+            Parquet().read(Parquet().source(data, index), index, 0, "x")
+        assert min(most) <= (2 << 20) // 8192
+        assert pool.bytes_allocated() < before + (16 << 20)
+
+    def test_a_page_that_declares_more_than_its_bytes_hold(self) -> None:
+        """The decoder would take two gigabytes for it."""
+        data = bytearray(written(pa.table({"a": [b"x" * 100] * 9}), compression="snappy", use_dictionary=False))
+        index = Parquet().index(whole(data), "x")
+        start, end = index.chunks[0, 0, :2].tolist()
+        page = Reader(bytes(data[start:end])).struct({2: None})[2]
+        declared = bytes([2 * page & 127 | 128, 2 * page >> 7])
+        at = data.index(declared, start)
+        assert at < start + 6
+        data[at : at + 2] = b"\xfe\x7f"  # as many bytes as a number of two can say
+        with pytest.raises(FormatError, match="declares that it decompresses to 8191"):
+            Parquet().read(Parquet().source(whole(data), index), index, 0, "x")
+
+    def test_lists_of_more_values_than_their_pages_are_told(self) -> None:
+        index = Parquet().index(whole(written(pa.table({"a": [[1, 2], [3]]}))), "x")
+        with pytest.raises(ValueError, match="take more than"):
+            rows_at_once(whole(b""), Chunk(*index.chunks[0, 0].tolist()), index.leaves[0], 64)
+
     @pytest.mark.parametrize("error", [MemoryError, pa.ArrowMemoryError])
     def test_memory_that_runs_out_is_no_damage(self, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
         data = whole(written())
@@ -248,3 +306,63 @@ class TestThrift:
         for wanted in ({}, {1: {1: None}}, {1: None}, {4: {1: None}}, {4: None}):
             with pytest.raises(ValueError, match=r"cut off|items|without end|64 bits|type"):
                 Reader(data).struct(wanted)
+
+    def test_the_expression_passes_over_what_walking_does(self) -> None:
+        data = TestRanges.FOOTER
+        rng = random.Random(1)
+        matched = 0
+        for _ in range(200):
+            buffer = bytearray(data)
+            for _ in range(rng.randrange(20)):
+                buffer[rng.randrange(len(buffer))] = rng.randrange(256)
+            for at in rng.sample(range(len(buffer)), 200):
+                found = usual_struct().match(buffer, at)
+                if found is not None:
+                    matched += 1
+                    reader = Reader(bytes(buffer))
+                    assert reader._usual is None
+                    reader.at = at
+                    reader.skip_structs(1)
+                    assert reader.at == found.end()
+        assert matched > 1000
+
+    def test_the_expression_knows_the_columns_that_are_written(self) -> None:
+        """Else the row groups of a large footer are walked value by value: right, but forty times slower."""
+        reader = Reader(TestRanges.FOOTER + bytes(40 << 10))
+        document = reader.struct({4: {}})
+        assert len(document[4]) == 4 and reader.at == len(TestRanges.FOOTER)
+        assert (1 << 24) - reader._left < 4 * (TestRanges.COLUMNS + 10) + 200
+
+    def test_what_is_walked_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(thrift, "_MOST_VALUES", 1000)
+        with pytest.raises(ValueError, match="more than 1000 values"):
+            Reader(b"\x1c" + b"\x13\0" * 2000).struct({})
+
+
+class TestFooter:
+    def test_a_part_that_is_opened_again_reads_no_footer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        objects = Arriving(written())
+        index = Parquet().open(objects, "x", part=1).index
+        monkeypatch.setattr(parquet_format, "read_footer", None)
+        opened = Parquet().open(objects, "x", index=pickle.loads(pickle.dumps(index)), part=1)
+        assert [Parquet().read(opened.source, opened.index, i, "x")["n"] for i in range(4)] == [4, 5, 6, 7]
+
+    def test_a_row_group_that_is_described_wrongly_harms_its_own_part(self) -> None:
+        data = bytearray(written())
+        footer = read_footer(whole(data), "x", all_there)
+        start = int(footer.spans[1, 0])
+        data[start + 1] = 0x2C  # two columns where the schema has three
+        data[start] = 0x59
+        objects = Arriving(bytes(data))
+        with pytest.raises(FormatError, match="footer"):
+            Parquet().open(objects, "x", part=1)
+
+    def test_a_footer_larger_than_any(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parquet_footer, "_LARGEST", 100)
+        with pytest.raises(FormatError, match="more than 100"):
+            Parquet().index(whole(written()), "x")
+
+    def test_of_no_column_and_of_no_row(self) -> None:
+        assert len(Parquet().index(whole(written(TABLE.slice(0, 0))), "x")) == 0
+        index = Parquet().index(whole(written(TABLE.select([]))), "x")
+        assert index.names == () and index.offsets.tolist() == [index.place.start] * len(index.counts)
