@@ -127,6 +127,7 @@ class Tally:
         try:
             with desk.changed:
                 desk.urgent[key] = deque(own)
+                desk.try_again(shards)
                 while True:
                     self._raise(desk, shards)
                     missing = shards[self._numbers[shards] == _UNKNOWN]
@@ -270,6 +271,12 @@ class _Desk:
                     out.append(number)
         self._asked.update(out)
         return out
+
+    def try_again(self, shards: Int64s) -> None:
+        """Forget what went wrong when these were counted ahead, unless it is the data that is wrong."""
+        for number in shards.tolist():
+            if not isinstance(self.errors.get(number), DataError):
+                self.errors.pop(number, None)
 
     def say(self) -> None:
         """Pass on the first note of the shards that were counted."""
