@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,8 @@ _MOST_GROUPS = 1 << 20
 _MOST_COLUMNS = 1 << 18
 _MOST_NOTES = 1 << 16
 _DEEPEST = 64
+_REMEMBERED = (32 << 10, 16 << 20)
+"""Sizes of the footers that are remembered by their bytes: each part of a shard begins with the same one."""
 
 _COLUMN: Wanted = {3: None, 4: None, 5: None, 6: None, 7: None, 9: None, 11: None}
 _CHUNK: Wanted = {1: None, 3: _COLUMN}
@@ -102,7 +105,9 @@ def read_footer(data: Bytes, url: str, ready: Ready) -> Footer:
         raise FormatError(f"a footer that is {what}", url=url, offset=size - 8)
     ready(start, size)
     with _telling("the footer", url, start):
-        return _parsed(data[start : size - 8].tobytes(), start)
+        buffer = data[start : size - 8].tobytes()
+        remembers = _REMEMBERED[0] <= length <= _REMEMBERED[1]
+        return _parsed_once(buffer, start) if remembers else _parsed(buffer, start)
 
 
 def read_group(data: Bytes, footer: Footer, number: int, url: str) -> npt.NDArray[np.int64]:
@@ -187,10 +192,18 @@ def _parsed(buffer: bytes, start: int) -> Footer:
         names,
         image_fields(fields, notes.get(b"huggingface")),
         tuple(leaves),
-        np.array(counts, dtype=np.int64),
-        np.array(spans, dtype=np.int64).reshape(-1, 2) + start,
+        _frozen(np.array(counts, dtype=np.int64)),
+        _frozen(np.array(spans, dtype=np.int64).reshape(-1, 2) + start),
         Place(start, start + len(buffer), at[3], at[4]),
     )
+
+
+def _frozen(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    numbers.flags.writeable = False  # parts share it
+    return numbers
+
+
+_parsed_once = lru_cache(maxsize=4)(_parsed)
 
 
 def _rows(reader: Reader, number: int) -> int:
