@@ -24,6 +24,15 @@ PRIVATE_BYTES = 1 << 30
 """Memory for decompressed shards that are open at a time, per process; one is always allowed."""
 
 
+def other_count(there: int, declared: int, url: str) -> FormatError:
+    """The error for a shard that holds more or fewer samples than an index of the data set says."""
+    return FormatError(
+        f"holds {there} samples, the data set's index says {declared}",
+        url=url,
+        hint="write the index anew, or name the shards by a pattern, so that they are counted",
+    )
+
+
 class IndexCache:
     """Sample indexes by shard number, the least recently used dropped beyond ``limit`` bytes. One process's own, for
     any number of threads."""
@@ -150,9 +159,7 @@ class ShardPool:
         )
         if len(shard.index) != shards.samples(number):
             shard.close()
-            raise FormatError(
-                f"holds {len(shard.index)} samples, the data set's index says {shards.samples(number)}", url=shard.url
-            )
+            raise other_count(len(shard.index), shards.samples(number), shard.url)
         return shard
 
     def _admit(self, number: int, shard: OpenShard) -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import FormatError
-
+from .buffers import other_count
 from .formats import Tokens
 from .permute import Int64s
 from .rowspace import RowSpace, supported
@@ -153,9 +152,7 @@ class WindowRows:
         url = self._manifest.stat(number).url
         index = self._format.index(data, url)
         if len(index) != self._manifest.samples(number):
-            raise FormatError(
-                f"holds {len(index)} samples, the data set's index says {self._manifest.samples(number)}", url=url
-            )
+            raise other_count(len(index), self._manifest.samples(number), url)
         if len(index) == 0:
             return 0
         lead = self._format.source(data, index).ctypes.data - data.ctypes.data

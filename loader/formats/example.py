@@ -27,25 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .abc import Bytes
+from .varint import LONGEST, WireError, varint
 
 Value: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.int64] | list[Bytes]"
 
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 _BYTES, _FLOATS, _INTS = 1, 2, 3
-_LONGEST = 10
-"""Bytes of the longest varint."""
 _FEW = 24
 """Bytes; numbers that take fewer are read one by one, which is faster then."""
-
-
-class WireError(ValueError):
-    """What is wrong, at which byte of the message."""
-
-    def __init__(self, what: str, offset: int, hint: str | None = None) -> None:
-        super().__init__(what)
-        self.what = what
-        self.offset = offset
-        self.hint = hint
 
 
 class _Field(NamedTuple):
@@ -138,7 +127,7 @@ def _ints(record: Bytes, values: list[_Field]) -> npt.NDArray[np.int64]:
         return raw.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1] + 1])
     sizes = ends - starts + 1
-    if sizes.max() > _LONGEST or (raw[ends[sizes == _LONGEST]] > 1).any():
+    if sizes.max() > LONGEST or (raw[ends[sizes == LONGEST]] > 1).any():
         raise WireError("a list of integers is damaged", offset)
     out = np.zeros(len(ends), np.uint64)
     for place in range(int(sizes.max())):
@@ -152,7 +141,7 @@ def _few(raw: bytes, offset: int) -> list[int]:
     at = 0
     while at < len(raw):
         try:
-            value, at = _varint(memoryview(raw), at, len(raw))
+            value, at = varint(memoryview(raw), at, len(raw))
         except WireError as e:
             raise WireError("a list of integers is damaged", offset) from e
         out.append(value)
@@ -173,15 +162,15 @@ def _fields(raw: memoryview, at: int, end: int) -> Iterator[_Field]:
         if tag < 0x80:
             at += 1
         else:
-            tag, at = _varint(raw, at, end)
+            tag, at = varint(raw, at, end)
         wire = tag & 7
         if not 8 <= tag < 1 << 32:
             raise WireError("no field has this number", begin)
         size = 0
         if wire == _SIZED:
-            size, at = _varint(raw, at, end)
+            size, at = varint(raw, at, end)
         elif wire == _VARINT:
-            size = _varint(raw, at, end)[1] - at
+            size = varint(raw, at, end)[1] - at
         elif wire == _FIXED32:
             size = 4
         elif wire == _FIXED64:
@@ -192,16 +181,3 @@ def _fields(raw: memoryview, at: int, end: int) -> Iterator[_Field]:
             raise WireError(f"a field of {size} bytes where {end - at} are left", begin)
         yield _Field(tag >> 3, wire, at, at + size)
         at += size
-
-
-def _varint(raw: memoryview, at: int, end: int) -> tuple[int, int]:
-    """The number that starts at ``at``, and the byte behind it."""
-    value = 0
-    for place in range(min(_LONGEST, end - at)):
-        byte = raw[at + place]
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            if value >> 64:
-                break
-            return value, at + place + 1
-    raise WireError("a number that does not end", at)

@@ -6,8 +6,9 @@ blank lines are passed over; the last line needs no end. Lines may be of any len
 file may end anywhere.
 
 Values are those of Python's ``json``: integers exact whatever their size, numbers with a fraction or an exponent
-``float``, ``null`` is ``None``, of a name that is there twice the last value counts, and ``NaN``, ``Infinity`` and
-``-Infinity`` are numbers, since Python writes them. (msgspec reads the lines; ``json`` reads those that it refuses.)
+``float`` (infinite where they are too large for it, as ``1e999`` is), ``null`` is ``None``, of a name that is there
+twice the last value counts, and ``NaN``, ``Infinity`` and ``-Infinity`` are numbers, since Python writes them. (msgspec
+reads the lines; ``json`` reads those that it refuses.)
 
 On purpose different from other readers:
 

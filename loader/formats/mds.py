@@ -108,13 +108,14 @@ class Mds(Format):
     @classmethod
     def beside(cls, objects: Objects, url: str) -> Mds | None:
         folder, _, name = url.rpartition("/")
+        beside = f"{folder}/{INDEX}" if folder else INDEX
         try:
-            raw = objects.read(f"{folder}/{INDEX}" if folder else INDEX)
+            raw = objects.read(beside)
         except (NotFound, Denied):
             return None
         if tool_of(raw) != "mds":
             return None
-        packed = {row.names[0]: row.codec for row in read_mds_index(raw, url)}
+        packed = {row.names[0]: row.codec for row in read_mds_index(raw, beside)}
         return cls(compression=packed[name]) if packed.get(name) in cls.UNTOLD else None
 
     def completed(self, known: Format) -> Mds:

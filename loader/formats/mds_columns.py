@@ -50,7 +50,7 @@ _SCALARS = {
         "float64",
     )
 }
-_DTYPE_CODES = {
+DTYPES = {
     8: "uint8",
     9: "int8",
     16: "uint16",
@@ -63,6 +63,7 @@ _DTYPE_CODES = {
     65: "int64",
     66: "float64",
 }
+"""Of arrays, by the codes that stand before them."""
 _KINDS = {"jpeg": "jpg", "png": "png", "pil": "pil"}
 _LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[png]": 4, "list[pil]": 4}
 """Where in a value the number of the list's elements stands."""
@@ -129,9 +130,9 @@ def _array_column(name: str, encoding: str, rest: str) -> Column:
 def _array(raw: Bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> Any:
     at = 0
     if dtype is None:
-        if len(raw) < 1 or int(raw[0]) not in _DTYPE_CODES:
+        if len(raw) < 1 or int(raw[0]) not in DTYPES:
             raise ValueError("the array's dtype code is not known")
-        dtype = _SCALARS[_DTYPE_CODES[int(raw[0])]]
+        dtype = _SCALARS[DTYPES[int(raw[0])]]
         at = 1
     if shape is None:
         if len(raw) <= at:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from cachefs.errors import FormatError
 
 from .magic import codec_of, is_skippable
+from .varint import WireError, varint
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 MOST = 8 << 30
@@ -31,6 +32,7 @@ _SLICE = 64 << 10
 _FIRST = 512
 _XZ_MEMORY = 128 << 20
 _RLE = 1
+_SNAPPY_MOST = (1 << 32) - 1
 _SNAPPY_RATIO = 22
 """No Snappy block grows more: its densest element is 3 bytes that stand for 64."""
 
@@ -210,8 +212,11 @@ def unsnappy(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     import pyarrow as pa
 
     most = _bound(limit, url)
-    size = _varint(data[:5].tolist())
-    if size is None or size > _SNAPPY_RATIO * len(data):
+    try:
+        size, _ = varint(data.data, 0, min(len(data), 5))
+    except WireError:
+        size = -1
+    if not 0 <= size <= min(_SNAPPY_RATIO * len(data), _SNAPPY_MOST):
         raise FormatError("no Snappy block: its size is damaged", url=url, offset=0)
     if limit is not None and size != limit:
         raise FormatError(f"decompresses to {size} bytes, not to {limit}: another file", url=url, offset=0)
@@ -223,15 +228,6 @@ def unsnappy(data: Bytes, url: str, limit: int | None = None) -> Bytes:
     except (OSError, pa.ArrowException) as e:
         raise FormatError(f"the Snappy block is damaged: {_one_line(e)}", url=url, offset=0) from e
     return np.frombuffer(out, np.uint8)
-
-
-def _varint(head: list[int]) -> int | None:
-    size = 0
-    for place, byte in enumerate(head):
-        size |= (byte & 127) << (7 * place)
-        if byte < 128:
-            return size if size < 1 << 32 else None
-    return None
 
 
 Unpack = Callable[[Bytes, str, "int | None"], Bytes]

@@ -34,10 +34,11 @@ from cachefs.errors import FormatError
 from ..sample import Sample
 from .abc import Bytes, Format, KeptIndex, Ready, all_there
 from .crc32c import crc32c, masked_lengths, unmasked
-from .example import WireError, read_example
+from .example import read_example
 from .magic import is_zlib
 from .offsets import OffsetIndex, joined, offset_dtype
 from .packed import unpack, unzlib
+from .varint import WireError
 
 _HEAD = 12
 """Bytes before a payload: its length and the length's sum."""

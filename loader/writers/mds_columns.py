@@ -29,24 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from ..formats.mds_columns import make_column
+from ..formats.mds_columns import DTYPES, make_column
 from .abc import as_bytes, image_bytes
 
 Encode = Callable[[Any], "bytes | memoryview"]
 
-DTYPE_CODES = {
-    "uint8": 8,
-    "int8": 9,
-    "uint16": 16,
-    "int16": 17,
-    "float16": 18,
-    "uint32": 32,
-    "int32": 33,
-    "float32": 34,
-    "uint64": 64,
-    "int64": 65,
-    "float64": 66,
-}
+_DTYPE_CODES = {name: code for code, name in DTYPES.items()}
 _INT64 = range(-(1 << 63), 1 << 63)
 _JSON_ABLE = frozenset({"int", "str_int", "float64", "str", "json"})
 _DEEPEST = 200
@@ -78,7 +66,7 @@ def _encoding_of(value: Any) -> str:
         if as_bytes(value) is not None:
             return "bytes"
         name = value.dtype.newbyteorder("=").name
-        if name not in DTYPE_CODES:
+        if name not in _DTYPE_CODES:
             raise ValueError(f"MDS has no place for numpy values of dtype {value.dtype}")
         return f"ndarray:{name}" if value.ndim else name
     if isinstance(value, int):
@@ -102,7 +90,7 @@ def encoder(encoding: str) -> Encode:
         dtype, _, shape = rest.partition(":")
         fixed = tuple(int(n) for n in shape.split(",")) if shape else None
         return lambda value: _array(value, dtype or None, fixed)
-    if base in DTYPE_CODES:
+    if base in _DTYPE_CODES:
         return lambda value: _number(value, np.dtype(base).newbyteorder("<"))
     try:
         return _ENCODERS[encoding]
@@ -156,11 +144,11 @@ def _array(value: Any, dtype: str | None, shape: tuple[int, ...] | None) -> byte
     if not isinstance(value, np.ndarray) or value.ndim == 0:
         raise ValueError(f"a {type(value).__name__} in a column of arrays")
     name = value.dtype.newbyteorder("=").name
-    if name not in DTYPE_CODES or name != (dtype or name):
+    if name not in _DTYPE_CODES or name != (dtype or name):
         raise ValueError(f"an array of {value.dtype} in a column of {dtype or 'arrays'}")
     if shape is not None and value.shape != shape:
         raise ValueError(f"an array of shape {value.shape} in a column of shape {shape}")
-    head = b"" if dtype else bytes([DTYPE_CODES[name]])
+    head = b"" if dtype else bytes([_DTYPE_CODES[name]])
     if shape is None:
         head += _shape(value.shape)
     return head + np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<")).tobytes()

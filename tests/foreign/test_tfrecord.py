@@ -14,7 +14,8 @@ import pytest
 
 import loader
 from loader.formats import TFRecord
-from loader.formats.example import WireError, read_example
+from loader.formats.example import read_example
+from loader.formats.varint import WireError
 from loader.testing import mapped_at
 from tests.foreign.tfrecord_writer import example
 

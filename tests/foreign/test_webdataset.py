@@ -111,7 +111,7 @@ class TestEnergon:
 
     def test_a_tar_that_was_replaced_is_told(self, folder: Path) -> None:
         shutil.copy(folder / "shard_000.tar", folder / "shard_001.tar")
-        with pytest.raises(FormatError, match=r"shard_001\.tar.*holds 9 samples, the data set's index says 4"):
+        with pytest.raises(FormatError, match=r"shard_001\.tar.*holds 9 samples, .* index says 4.*by a pattern"):
             keys(every(folder))
         assert every(str(folder / "*.tar")).manifest.counts.tolist() == [9, 9, 11]
 

@@ -230,3 +230,9 @@ def test_memory_is_a_few_bytes_a_line() -> None:
     raw = array(b"{}\n" * 100_000)
     assert Jsonl().index(raw, "u").nbytes < 410_000
     assert Jsonl().index(array(b"\n" * 1_000_000), "u").nbytes < 1000
+
+
+def test_numbers_that_are_too_large_are_infinite() -> None:
+    data = np.frombuffer(bytearray(b'{"a": 1e999, "b": [-1e400]}\n'), np.uint8)
+    index = Jsonl().index(data, "x")
+    assert Jsonl().read(data, index, 0, "x") == {"a": float("inf"), "b": [float("-inf")]}

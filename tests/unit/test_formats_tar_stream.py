@@ -63,12 +63,6 @@ class OneObject:
     def map(self, url: str, stat: Any = None) -> Mapped:
         return Mapped(self.arriving.data, self.arriving.ready)
 
-    def kept(self, url: str, name: str) -> bytes | None:
-        return None
-
-    def keep(self, url: str, name: str, data: bytes) -> None:
-        pass
-
     def read(self, url: str) -> bytes:
         raise NotFound("nothing beside it", url=url)
 
