@@ -15,7 +15,7 @@ from .abc import Bytes
 from .packed import MOST
 from .zarr_folder import StoreFolder
 from .zarr_guard import Suspect, guard_of
-from .zarr_metadata import shapes, unpickles
+from .zarr_metadata import check_depth, shapes, unpickles
 
 LONE = "data"
 """The field of a store that is one array."""
@@ -30,6 +30,7 @@ class ZarrArray:
     def __init__(self, folder: StoreFolder, path: str, document: dict[str, Any], *, allow_pickle: bool) -> None:
         self.name = path or LONE
         self.url = f"{folder.url}/{path}" if path else folder.url
+        check_depth(self.name, document, self.url)
         self.shape, self.chunk = shapes(self.name, document, self.url)
         if not allow_pickle and unpickles(document):
             raise FormatError(
@@ -44,7 +45,10 @@ class ZarrArray:
         self.dtype: np.dtype[Any] = np.dtype(object) if stored.kind == "T" else stored.newbyteorder("=")
         self._prefix = f"{path}/" if path else ""
         self._check_sizes()
-        self._guard = guard_of(document, self.chunk, 0 if self.dtype.hasobject else self.dtype.itemsize, MOST)
+        try:
+            self._guard = guard_of(document, self.chunk, 0 if self.dtype.hasobject else self.dtype.itemsize, MOST)
+        except Suspect as e:
+            raise FormatError(f"the chunks of {self.name!r} cannot be read: {e}", url=self.url) from e
 
     @property
     def rows(self) -> int:
@@ -94,7 +98,7 @@ class ZarrArray:
                 self._check(key, data)
             self._store.chunks = {key: found.get(key) for key in keys}
             values = np.asarray(self._zarr[first:last])
-        except NearflashError:
+        except (NearflashError, MemoryError):  # what was not to be had says nothing of the bytes
             raise
         except Exception as e:  # codecs of many packages raise whatever they like on damaged bytes
             raise FormatError(
@@ -148,5 +152,7 @@ def _open(path: str, document: dict[str, Any], name: str, url: str) -> tuple[Any
     store = MappedStore()
     try:
         return zarr.Array.from_dict(StorePath(store, path), document), store
+    except MemoryError:
+        raise
     except Exception as e:  # whatever it stumbles over in metadata that nobody has checked
         raise FormatError(f"the metadata of {name!r} cannot be used: {type(e).__name__}: {e}", url=url) from e

@@ -6,6 +6,7 @@ unpickles would run code that they choose.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from .zarr_folder import MARKS, StoreFolder
 
 _MOST_DOCUMENTS = 100_000
 _JSON_BYTES = 64 << 20
+_MOST_DEPTH = 20
 
 
 def read_documents(folder: StoreFolder) -> dict[str, dict[str, Any]]:
@@ -69,24 +71,36 @@ def shapes(name: str, document: dict[str, Any], url: str) -> tuple[tuple[int, ..
     return shape, chunk
 
 
+def check_depth(name: str, document: dict[str, Any], url: str) -> None:
+    """Refuse a document that is nested deeper than any array's: what is done with it need not ask again."""
+    level: list[Any] = [value for key, value in document.items() if key != "attributes"]
+    for _ in range(_MOST_DEPTH):
+        inner = [list(v.values()) if isinstance(v, Mapping) else v for v in level if isinstance(v, Mapping | list)]
+        level = list(itertools.chain.from_iterable(inner))
+        if not level:
+            return
+    raise FormatError(f"the metadata of {name!r} is nested deeper than {_MOST_DEPTH} levels", url=url)
+
+
 def unpickles(document: dict[str, Any]) -> bool:
-    """Whether a codec of the array would unpickle what its chunks hold."""
+    """Whether a codec of the array would unpickle what its chunks hold. Of a document that :func:`check_depth` let
+    pass."""
     return any("pickle" in name for name in _codec_names(document))
 
 
-def _codec_names(value: Any, depth: int = 0) -> Iterator[str]:
+def _codec_names(value: Any) -> Iterator[str]:
     """All that may name a codec in a metadata document: ``id`` and ``name`` of filters, compressors and codecs."""
-    if depth > 20:
-        return
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key in ("id", "name") and isinstance(inner, str):
                 yield inner.lower()
-            elif key != "attributes":
-                yield from _codec_names(inner, depth + 1)
+            elif key.endswith("codecs") and isinstance(inner, list):
+                yield from (name.lower() for name in inner if isinstance(name, str))
+            if key != "attributes":
+                yield from _codec_names(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _codec_names(inner, depth + 1)
+            yield from _codec_names(inner)
 
 
 def _each(folder: StoreFolder, mark: str) -> Iterator[tuple[str, dict[str, Any]]]:
