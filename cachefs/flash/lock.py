@@ -13,6 +13,9 @@ from ..errors import CacheBusy, CacheError, ConfigError, DiskFault
 from .fileops import FileOps
 
 LOCK = "lock"
+_TREE = re.compile(r"nearflash-v\d+")
+"""The tree of :mod:`.layout`, of any version."""
+_MADE_BY_A_FILE_SYSTEM = {"lost+found"}
 _READ_ONLY = {errno.EROFS, errno.EACCES}
 
 
@@ -59,20 +62,34 @@ class DirectoryLock:
             self._fd = -1
 
 
-def prepare_directory(cache_dir: Path) -> None:
-    """Make the directory if there is none; raise :class:`CacheError` if it cannot be a cache of this user."""
+def prepare_directory(cache_dir: Path, socket: Path) -> None:
+    """Make the directory if there is none; raise :class:`CacheError` if it cannot be a cache of this user.
+
+    One that holds other things and no cache is somebody's data or home, named by mistake. ``socket`` and its lock may
+    lie there, and be there first.
+    """
     try:
         os.makedirs(cache_dir, mode=0o700, exist_ok=True)
         owner = os.stat(cache_dir).st_uid
+        names = set(os.listdir(cache_dir))
     except (FileExistsError, NotADirectoryError):
         raise CacheError("is not a directory", url=str(cache_dir), hint="set cache_dir to a directory") from None
     except OSError as e:
-        raise DiskFault(f"cannot be made: {e.strerror}", url=str(cache_dir), hint="set cache_dir") from e
+        where = f" ({e.filename})" if e.filename not in (None, str(cache_dir)) else ""
+        hint = "set cache_dir, or NEARFLASH_CACHE_DIR, to a directory that can be made"
+        raise DiskFault(f"cannot be made: {e.strerror}{where}", url=str(cache_dir), hint=hint) from e
     if hasattr(os, "geteuid") and owner != os.geteuid():
         raise CacheError(
             f"belongs to user {owner}, not to user {os.geteuid()}",
             url=str(cache_dir),
             hint="set cache_dir to a directory of your own",
+        )
+    foreign = sorted(name for name in names - _MADE_BY_A_FILE_SYSTEM if not name.startswith(socket.name))
+    if foreign and not any(name == LOCK or _TREE.fullmatch(name) for name in names):
+        raise CacheError(
+            f"is no cache and holds other things ({foreign[0]!r}{' ...' if len(foreign) > 1 else ''})",
+            url=str(cache_dir),
+            hint="set cache_dir, or NEARFLASH_CACHE_DIR, to an empty or a new folder, perhaps one in there",
         )
 
 

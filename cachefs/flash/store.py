@@ -77,7 +77,7 @@ class FlashStore:
         that serves what it has.
         """
         ops = ops or FileOps()
-        prepare_directory(settings.cache_dir)
+        prepare_directory(settings.cache_dir, settings.socket)
         with _as_disk_error(settings, "locking it"):
             lock = DirectoryLock.take(settings.cache_dir, ops)
         try:

@@ -582,6 +582,8 @@ def test_files_of_the_user_in_the_cache_directory_are_never_touched(tmp_path: Pa
     target.mkdir()
     (target / "precious").write_bytes(b"p" * 100_000)
     with node(tmp_path / "n3", world.node.settings.origin, quota=5 * MIB) as small:
+        with small.client() as client:
+            client.stats()  # the cache is made; a folder of other things would not become one
         own = small.settings.cache_dir / "orig"
         own.mkdir(parents=True)
         (own / "0.tar").write_bytes(b"o" * 200_000)

@@ -751,6 +751,20 @@ def test_a_file_as_cache_directory_is_refused(tmp_path: Path) -> None:
             open_store(path)
 
 
+def test_a_folder_of_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "notes.txt").write_bytes(b"mine")
+    with pytest.raises(
+        CacheError, match=r"is no cache and holds other things \('notes.txt' \.\.\.\) .*NEARFLASH_CACHE_DIR"
+    ):
+        open_store(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "train"]
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)  # an empty file system
+    open_store(tmp_path / "disk").close()
+    (tmp_path / "disk" / "put beside it later").mkdir()
+    open_store(tmp_path / "disk").close()
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
