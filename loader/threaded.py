@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,11 +11,11 @@ import torch
 from cachefs.errors import ConfigError, NearflashError
 
 from .batched import TokenGather, batch_reader, token_gather
-from .collation import allocating
+from .groups import Groups, Many, group_bytes
 from .pipeline import Pipeline, StageTimes, Window
 from .sample import Batch
 from .slots import Slots
-from .transfer import Sent, SideStream, Transfer, tensor_bytes
+from .transfer import SideStream, Transfer, tensor_bytes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,9 +34,6 @@ and as much as numpy asks for in large pages."""
 _MOST_THREADS = 8
 _RUNS_AHEAD = 3
 """Runs that are ready or in work: few, so that their buffers stay in the processor's cache."""
-
-Many = Iterable[Any]
-"""Some batches that were made together, each with its number and size."""
 
 
 class Loader:
@@ -120,9 +117,10 @@ class Loader:
     def _pipeline(self, reading: Reading) -> Pipeline[Any, Many]:
         gather = token_gather(reading, self._collate)
         if gather is None:
+            groups = Groups(batch_reader(reading, self._collate), self._slots, self._transfer, self._prefetch)
             return Pipeline(
-                reading.batches(),
-                _OneBatch(batch_reader(reading, self._collate), self._slots, self._transfer),
+                groups.of(reading.batches()),
+                groups,
                 threads=self._threads,
                 window=Window(4 * self._threads, self._prefetch),
                 cost=_cost,
@@ -185,24 +183,7 @@ def _transfer_to(device: torch.device | str | None) -> Transfer | None:
 
 
 def _cost(many: Many) -> int:
-    if isinstance(many, _Gathered):
-        return tensor_bytes(many.whole)
-    return sum(tensor_bytes(batch.source if isinstance(batch, Sent) else batch) for batch, _ in many)
-
-
-class _OneBatch:
-    """Makes one batch, in a thread."""
-
-    def __init__(self, whole: Callable[..., Any], slots: Slots, transfer: Transfer | None) -> None:
-        self._whole = whole
-        self._slots = slots
-        self._transfer = transfer
-
-    def __call__(self, item: Any) -> Many:
-        number, stamp, places = item
-        with allocating(self._slots.allocate):
-            batch = self._whole(number, stamp, places)
-        return [(batch if self._transfer is None else self._transfer.send(batch), (number, stamp.size))]
+    return tensor_bytes(many.whole) if isinstance(many, _Gathered) else group_bytes(many)
 
 
 class _TokenRun:

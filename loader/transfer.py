@@ -93,11 +93,13 @@ def tensor_bytes(value: Any) -> int:
     """Bytes of all tensors and arrays in a batch."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size() if value.layout == torch.strided else 0
-    if isinstance(value, Mapping):
-        return sum(tensor_bytes(part) for part in value.values())
-    if isinstance(value, list | tuple):
-        return sum(tensor_bytes(part) for part in value)
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes
-    return len(value) if isinstance(value, str | bytes) else 0
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, list | tuple):
+        return sum([tensor_bytes(part) for part in value])
+    if isinstance(value, Mapping):
+        return sum([tensor_bytes(part) for part in value.values()])
+    return 0
