@@ -248,8 +248,10 @@ class Definition:
     def take_rows(self, format: Tokens, capacity: int) -> WindowRows:
         """What gathers the windows of token files, for one pass; :meth:`keep_rows` takes it back."""
         kept, self._rows = self._rows, None
-        if kept is not None and kept[0] == os.getpid() and kept[1] >= capacity:
-            return kept[2]
+        if kept is not None and kept[0] == os.getpid():
+            if kept[1] >= capacity:
+                return kept[2]
+            kept[2].close()
         manifest = self.listing
         # a local file is not held from anyone by being mapped; what is mapped of the cache cannot be evicted
         local = not any("://" in stat.url for stat in manifest.shards[:1])
