@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cachefs.clock import SYSTEM_CLOCK, Clock
 from cachefs.errors import DeadlineExceeded
@@ -226,7 +226,7 @@ class Pipeline(Generic[Item, Result]):
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
 
-def _close(pipeline: weakref.ref[Pipeline[object, object]]) -> None:
+def _close(pipeline: weakref.ref[Any]) -> None:
     running = pipeline()
     if running is not None:
         running.close()
