@@ -14,8 +14,9 @@ from cachefs.errors import ConfigError, FormatError, NearflashError
 from .abc import Bytes
 from .packed import MOST
 from .zarr_folder import StoreFolder
-from .zarr_guard import Suspect, guard_of
+from .zarr_guard import guard_of
 from .zarr_metadata import check_depth, shapes, unpickles
+from .zarr_sizes import Suspect
 
 LONE = "data"
 """The field of a store that is one array."""

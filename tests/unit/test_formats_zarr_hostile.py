@@ -18,7 +18,8 @@ import loader
 from cachefs.errors import DataError, FormatError
 from loader.formats import Zarr
 from loader.formats.zarr_array import ZarrArray
-from loader.formats.zarr_guard import Suspect, guard_of
+from loader.formats.zarr_guard import guard_of
+from loader.formats.zarr_sizes import Suspect
 from tests.unit.test_formats_zarr import FakeObjects, write
 
 zarr = pytest.importorskip("zarr")
@@ -76,7 +77,7 @@ def test_zstd_frames_that_are_sound_are_read(tmp_path: Path) -> None:
 
 
 def test_many_zstd_blocks_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loader.formats.zarr_guard._FREE_BLOCKS", 100)
+    monkeypatch.setattr("loader.formats.zarr_sizes._FREE_BLOCKS", 100)
     write(tmp_path / "s")
     head = zstandard.compress(bytes(48))[:6]
     assert "blocks" in str(_damaged(tmp_path, head + bytes(3) * 5000))
@@ -133,7 +134,7 @@ def test_filters_that_nothing_bounds_are_refused(tmp_path: Path, filters: list[A
 def test_a_filter_that_compresses_is_bounded_below_checksums(
     tmp_path: Path, sums: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loader.formats.zarr_guard._LARGE", 1 << 20)
+    monkeypatch.setattr("loader.formats.zarr_sizes._LARGE", 1 << 20)
     values = write(tmp_path / "s", version=2, compressors=None)
     filters = [ZLIB, *({"id": name} for name in sums)]
     _rewrite(tmp_path / "s" / "x" / ".zarray", filters=filters, compressor=None)
@@ -160,7 +161,7 @@ def test_a_checksum_of_the_specification_s_stands_at_the_end_whatever_it_says(tm
 
 
 def test_a_gzip_bomb_behind_a_small_member_and_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loader.formats.zarr_guard._LARGE", 1 << 20)
+    monkeypatch.setattr("loader.formats.zarr_sizes._LARGE", 1 << 20)
     write(tmp_path / "s", version=2, compressors=numcodecs.GZip())
     bomb = gzip.compress(bytes(48)) + bytes(5000) + gzip.compress(bytes(20 << 20))
     assert "more than the" in str(_damaged(tmp_path, bomb, "0.0"))
@@ -200,7 +201,7 @@ def test_a_pickle_that_is_nested_deep_is_not_missed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["zlib", "gzip", "bz2", "lzma"])
 def test_bombs_of_streams_that_declare_nothing(tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loader.formats.zarr_guard._LARGE", 1 << 20)
+    monkeypatch.setattr("loader.formats.zarr_sizes._LARGE", 1 << 20)
     write(tmp_path / "s", version=2, compressors=numcodecs.get_codec({"id": codec}))
     bomb = numcodecs.get_codec({"id": codec}).encode(bytes(20 << 20))
     assert "more than the" in str(_damaged(tmp_path, bytes(bomb), "0.0"))
