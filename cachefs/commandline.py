@@ -10,6 +10,7 @@ import dataclasses
 import os
 import select
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def run(command: click.Command, program: str, argv: Sequence[str] | None) -> int:
     """Run a command line; returns the exit code. With ``NEARFLASH_DEBUG`` errors keep their traceback."""
+
+    def say(message: Warning | str, *rest: object, **more: object) -> None:
+        fail(program, str(message), 0)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = say
+        return _run(command, program, argv)
+
+
+def _run(command: click.Command, program: str, argv: Sequence[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if not args and isinstance(command, click.Group):
         args = ["--help"]  # what click does then differs with its version
@@ -66,7 +77,7 @@ def _broken_pipe(program: str) -> int:
 
 
 def fail(program: str, text: str, code: int) -> int:
-    """Say what is wrong, in one line, and return ``code``."""
+    """Say what is wrong, or odd, in one line, and return ``code``."""
     print(f"{program}: {plain(' '.join(text.split()))}", file=sys.stderr)
     return code
 

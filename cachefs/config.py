@@ -7,9 +7,11 @@ Arguments win over the environment, the environment over ``nearflash.toml`` (``N
 
 from __future__ import annotations
 
+import difflib
 import os
 import tempfile
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -128,9 +130,10 @@ class Settings:
         """Settings from arguments, environment and ``nearflash.toml``, in that order of precedence.
 
         ``overrides`` that are ``None`` count as not given. Raises :class:`ConfigError` for a value that cannot be
-        read, naming the variable or file it came from.
+        read, naming the variable or file it came from. A variable ``NEARFLASH_...`` that is no setting is a warning.
         """
         env = dict(os.environ if environ is None else environ)
+        _warn_of_unknown(env)
         values: dict[str, Any] = {}
         file, lines = _read_toml(env)
         for name, raw in lines.items():
@@ -221,6 +224,20 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "autostart": to_bool,
     "passthrough_bytes": optional_size,
 }
+
+
+_OTHER_VARIABLES = ("CONFIG", "DEBUG", "PRESET", "ADDRESSING", "ANONYMOUS", "BACKEND")
+_OF_OTHER_PROGRAMS = tuple(f"NEARFLASH_{name}_" for name in ("TEST", "DEMO", "BENCH"))
+
+
+def _warn_of_unknown(env: Mapping[str, str]) -> None:
+    """A misspelt variable would be as if it were not there. Python's own filter says each warning once."""
+    known = [f"NEARFLASH_{name.upper()}" for name in (*_READERS, *_OTHER_VARIABLES)]
+    for name in env:
+        if name.startswith("NEARFLASH_") and name not in known and not name.startswith(_OF_OTHER_PROGRAMS):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"perhaps {near[0]} is meant" if near else "docs/settings.md lists those there are"
+            warnings.warn(f"the environment variable {name} is no setting of nearflash ({hint})", stacklevel=3)
 
 
 def _setting(name: str, raw: Any, source: str) -> Any:

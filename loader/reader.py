@@ -96,13 +96,13 @@ def open_shard(
 
 
 def _open(url: str, format: Format | None, client: Client) -> OpenShard:
-    if not os.path.isdir(url):
+    if not os.path.isdir(os.path.expanduser(url)):
         try:
             return open_mapped(client, url, format)
         except NotFound as e:
             missing = e
     else:
-        missing = NotFound("a folder", url=url)
+        missing = NotFound("a folder that holds no shard", url=url)
     # a name that is no object may be a folder that holds one shard, such as an LMDB or zarr store
     from .sources import find_shards
 

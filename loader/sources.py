@@ -107,11 +107,13 @@ def _find_one(url: str, client: Client, format: Format | None, *, patterns: bool
     try:
         listed = client.list(url)
     except Denied as e:
-        hint = "the right to list is needed for a folder; name the shards one by one otherwise"
+        hint = e.hint or "the right to list is needed for a folder; name the shards one by one otherwise"
         raise Denied(e.what, url=e.url or url, hint=hint) from (denied or e)
     if not listed:
         if denied is not None:
             raise denied
+        if _is_local(url) and os.path.isdir(parse_url(url).key):
+            raise NotFound("the folder is empty", url=parse_url(url).key)
         raise NotFound("neither an object nor a folder with objects in it", url=url)
     return _in_folder(url, listed, client, format)
 

@@ -7,12 +7,14 @@ A key is bytes, not a path: nothing is decoded, normalised or joined. ``s3://b/a
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from ..errors import ConfigError
 
 LOCAL_SCHEMES = frozenset({"", "file"})
+_ONE_SLASH = re.compile(r"(s3|s3a|gs|gcs|az|abfs|abfss|https?):/*(.*)", re.IGNORECASE | re.DOTALL)
 MOST_URL_BYTES = 4096
 """No store has keys of more than 1,024 bytes; presigned http URLs are longer."""
 
@@ -42,7 +44,8 @@ class ObjectUrl:
 
 
 def parse_url(text: str | os.PathLike[str]) -> ObjectUrl:
-    """Split a URL or a local path. Local paths and ``file://`` give scheme ``file`` and an absolute path as key.
+    """Split a URL or a local path. Local paths and ``file://`` give scheme ``file`` and an absolute path as key; a
+    path's ``~`` is somebody's home.
 
     Raises :class:`ConfigError` where a bucket is missing, or for a URL longer than :data:`MOST_URL_BYTES`.
     """
@@ -51,7 +54,11 @@ def parse_url(text: str | os.PathLike[str]) -> ObjectUrl:
         raise ConfigError("an empty URL", hint="give s3://bucket/key or a path")
     scheme, sep, rest = raw.partition("://")
     if not sep or not scheme.replace("+", "").replace("-", "").isalnum():
-        return ObjectUrl("file", "", os.path.abspath(raw))
+        slip = _ONE_SLASH.match(raw)
+        if slip is not None and not os.path.lexists(raw):
+            hint = f"write {slip[1].lower()}://{slip[2]}, or ./{raw} for a path"
+            raise ConfigError("a path that looks like a URL", url=raw, hint=hint)
+        return ObjectUrl("file", "", os.path.abspath(os.path.expanduser(raw)))
     scheme = scheme.lower()
     if scheme == "file":
         path = unquote(rest.removeprefix("localhost"))

@@ -6,13 +6,11 @@ is quick; none needs torch, unless images or tensors are to be decoded.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Sequence
 
 import click
 
-from cachefs.commandline import plain, run
+from cachefs.commandline import run
 
 from .check import check
 from .convert import convert
@@ -25,14 +23,7 @@ PROGRAM = "python -m loader"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    with warnings.catch_warnings():
-        warnings.showwarning = _say
-        return run(cli, PROGRAM, argv)
-
-
-def _say(message: Warning | str, *rest: object, **more: object) -> None:
-    """A warning as the command's own line."""
-    print(f"{PROGRAM}: {plain(' '.join(str(message).split()))}", file=sys.stderr)
+    return run(cli, PROGRAM, argv)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import click
 import pytest
@@ -66,6 +67,17 @@ def test_both_commands_end_alike(
     monkeypatch.setenv("NEARFLASH_DEBUG", "1")
     with pytest.raises(ValueError, match="NEARFLASH_ANONYMOUS"):
         main(["ls", "s3://b/x"])
+
+
+def test_a_warning_is_one_line_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def odd() -> None:
+        warnings.warn("two\nlines", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert run(odd, "prog", []) == 0
+    assert capsys.readouterr().err == "prog: two lines\n"
 
 
 def test_text_for_a_terminal_gives_it_no_orders() -> None:

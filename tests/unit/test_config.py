@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from cachefs.config import Origin, Settings, default_socket, rank_environment
 from cachefs.errors import ConfigError
 from cachefs.protocol import VERSIONS, Hello, decode_request, encode
 from cachefs.values import parse_size
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_arguments_win_over_environment_over_file_over_default(tmp_path: Path) -> None:
@@ -37,6 +41,17 @@ def test_arguments_win_over_environment_over_file_over_default(tmp_path: Path) -
 def test_a_bad_value_names_where_it_came_from(env: dict[str, str], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         Settings.load(env, cache_dir=tmp_path)
+
+
+def test_an_unknown_variable_is_a_warning_that_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"NEARFLASH_QOUTA is no setting .*perhaps NEARFLASH_QUOTA is meant"):
+        Settings.load({"NEARFLASH_QOUTA": "5GB"}, cache_dir=tmp_path)
+    with pytest.warns(UserWarning, match="NEARFLASH_XYZZY is no setting"):
+        Settings.load({"NEARFLASH_XYZZY": ""}, cache_dir=tmp_path)
+    names = re.findall(r"^\| `(NEARFLASH_\w+)`", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Settings.load(dict.fromkeys([*names, "NEARFLASH_CONFIG", "NEARFLASH_TEST_MARK"], ""), cache_dir=tmp_path)
 
 
 def test_an_unknown_key_in_the_file_is_an_error(tmp_path: Path) -> None:

@@ -142,6 +142,36 @@ class TestSources:
         with pytest.raises(Denied, match="the right to list is needed"):
             find(FakeClient(S3, may_list=False), "s3://b/d")
 
+    def test_without_keys_the_hint_is_about_keys(self) -> None:
+        class Keyless(FakeClient):
+            def list(self, url: str, *, delimiter: bool = False) -> list[ObjectStat]:
+                raise Denied("no credentials found", url=url, hint="set AWS_ACCESS_KEY_ID")
+
+            def stat(self, url: str) -> ObjectStat:
+                raise Denied("no credentials found", url=url, hint="set AWS_ACCESS_KEY_ID")
+
+        for source in ("s3://b/d", "s3://b/d/"):
+            with pytest.raises(Denied, match=r"no credentials found \(set AWS_ACCESS_KEY_ID\)"):
+                find(Keyless(S3), source)
+
+    def test_an_empty_folder_is_called_so(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match="the folder is empty"):
+            len(loader.ShardDataset(tmp_path, batch_size=1))
+        with pytest.raises(NotFound, match="a folder that holds no shard"):
+            loader.open_shard(tmp_path)
+
+    def test_a_path_may_begin_at_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        write_tars(tmp_path / "tars", [3, 4])
+        for source in ("~/tars", "~/tars/*.tar", "~/tars/{000,001}.tar", ["~/tars/000.tar", "~/tars/001.tar"]):
+            assert len(loader.ShardDataset(source, batch_size=1)) == 7
+        assert len(loader.open_shard("~/tars/000.tar")) == 3
+
+    def test_a_slip_in_a_url_is_no_path(self) -> None:
+        for source in ("s3:/bucket/x", "s3:bucket/x"):
+            with pytest.raises(ConfigError, match=r"write s3://bucket/x, or ./s3:"):
+                find(FakeClient(S3), source)
+
     def test_what_is_not_there_is_named(self) -> None:
         for source in ("s3://b/nope", "s3://b/no-{0..1}.tar", "s3://b/nope/*.tar", ["s3://b/d/x-000.tar", "s3://b/no"]):
             with pytest.raises(NotFound, match=r"s3://b/no"):
@@ -263,9 +293,6 @@ class TestLocal:
         with pytest.raises(NotFound) as error:
             len(loader.ShardDataset(tmp_path / "nope", batch_size=1))
         assert str(tmp_path / "nope") in str(error.value)
-        (tmp_path / "empty").mkdir()
-        with pytest.raises(NotFound, match="neither an object nor a folder with objects"):
-            len(loader.ShardDataset(tmp_path / "empty", batch_size=1))
 
     def test_the_digest_names_the_data_and_not_its_place(self, tmp_path: Path) -> None:
         def digest(source: object, **options: object) -> str:
