@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _USER = re.compile(r"(https?://)[^\s/?#]*@", re.IGNORECASE)
-_QUERY = re.compile(r"(https?://[^\s?]+)\?\S*", re.IGNORECASE)
+_QUERY = re.compile(r'(https?://[^\s?]+)\?(?:[^\s">]|[">](?=[^\s.,;:)]))*', re.IGNORECASE)
+"""A quote at the end is around the URL; one within it may be a part of it, with a signature behind."""
 
 
 def redact(text: str) -> str:

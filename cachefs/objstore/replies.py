@@ -24,6 +24,7 @@ from ..errors import (
     Throttled,
     Unavailable,
 )
+from ..redaction import redact
 
 # Errors of a disk that will be the same in a second.
 _HOPELESS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTSUP})
@@ -160,6 +161,6 @@ def _failed(refusal: Refusal, doing: str, url: str) -> StoreError:
 
 
 def shorten(text: str, limit: int = 200) -> str:
-    """One line of at most ``limit`` characters."""
-    line = re.sub(r"\s+", " ", text).strip()
+    """One line of at most ``limit`` characters. Queries of URLs go first, so that less of the rest is cut."""
+    line = re.sub(r"\s+", " ", redact(text)).strip()
     return line if len(line) <= limit else line[: limit - 1] + "…"

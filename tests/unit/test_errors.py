@@ -51,6 +51,9 @@ def test_signatures_and_passwords_are_in_no_message() -> None:
     error = errors.NotFound(f"asked {url} in vain", url=url, hint=f"see {url}")
     assert "hush" not in str(error) + repr(error)
     assert str(error) == "https://host/k: asked https://host/k in vain (see https://host/k)"
+    said = 'no answer from "https://sts.host/?Action=hush&Token=hush", tried <http://me:hush@h/p?q> twice'
+    assert str(errors.Unavailable(said)) == 'no answer from "https://sts.host/", tried <http://h/p> twice'
+    assert "hush" not in str(errors.NotFound('asked https://h/a"b?x="c&Signature=hush twice'))
     assert str(errors.NotFound("x", url="s3://b/a@b?c=1")) == "s3://b/a@b?c=1: x", "a key is no URL's query"
 
 

@@ -27,7 +27,7 @@ from cachefs.objstore.backoff import Failure, RetryPolicy, attempt_limit, backof
 from cachefs.objstore.buffers import as_pieces, check_range, check_version, match_tag, parse_content_range
 from cachefs.objstore.limiter import Window
 from cachefs.objstore.presets import PRESETS, resolve
-from cachefs.objstore.replies import CredentialsExpired, Refusal, error_for
+from cachefs.objstore.replies import CredentialsExpired, Refusal, error_for, shorten
 from cachefs.objstore.route import is_plain, is_plain_file, is_plain_url
 from cachefs.testing.strategies import ODD_KEYS, SPECIAL_NAMES, keys, plain_keys
 
@@ -60,6 +60,11 @@ from cachefs.testing.strategies import ODD_KEYS, SPECIAL_NAMES, keys, plain_keys
         (Origin(preset="aws", endpoint="https://s3.gateway.lan"), "b", "https://s3.gateway.lan", False),
     ],
 )
+def test_a_url_in_a_message_keeps_its_end() -> None:
+    text = 'Could not connect to the endpoint URL: "https://sts.host/?Action=AssumeRole&Token=' + "x" * 300 + '" at all'
+    assert shorten(text) == 'Could not connect to the endpoint URL: "https://sts.host/" at all'
+
+
 def test_where_a_bucket_is(origin: Origin, bucket: str, endpoint: str, virtual: bool) -> None:
     access = resolve(origin, bucket)
     assert access.bucket_endpoint(bucket) == endpoint
