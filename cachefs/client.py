@@ -20,6 +20,7 @@ from .forklock import ForkLock
 from .local import LocalShard, list_folder, read_file, stat_file
 from .objstore.url import parse_url
 from .protocol import EntryInfo, Evicted
+from .recall import Recall
 from .remote import RemoteShard, fetch_into
 from .session import Session
 from .shard import FillingView, ObjectStat, Shard
@@ -54,11 +55,12 @@ class Client:
     """One process's access to the node's cache; synchronous, usable from several threads.
 
     A forked child goes on with the same object over a connection of its own; a pickled client is its settings and
-    connects anew. Errors are those of :mod:`cachefs.errors`.
+    connects anew. Errors are those of :mod:`cachefs.errors`. ``recall``: a little memory for those who use it.
     """
 
     def __init__(self, settings: Settings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
+        self.recall = Recall()
         self._clock = clock
         self._current: Session | None = None
         self._guard = ForkLock()

@@ -81,6 +81,10 @@ class ClientObjects:
     def bound(self, url: str) -> tuple[str, int] | None:
         return self._known.get(url)
 
+    def recalled(self, url: str, name: str, make: Callable[[], Value]) -> Value:
+        bound = self._known.get(url)
+        return make() if bound is None else self._client.recall.get((name, url, *bound), make)
+
     def read(self, url: str) -> bytes:
         return self._client.read(url)
 

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 """A shard's bytes: 1-D ``uint8``, C-contiguous, writable (the map under it is private)."""
 
+
+Value = TypeVar("Value")
 
 BEGINNING = 512
 """Bytes that tell whether a shard is compressed."""
@@ -88,6 +90,10 @@ class Objects(Protocol):
 
     def keep(self, url: str, name: str, data: bytes) -> None:
         """Leave bytes made from the object beside it in the node's cache, if it takes them."""
+
+    def recalled(self, url: str, name: str, make: Callable[[], Value]) -> Value:
+        """What ``make`` tells of the object, at the version that the data set's listing saw; remembered for the shards
+        that are opened next. ``name``: what it tells."""
 
     def close(self) -> None:
         """Give back what the maps so far hold open (leases, descriptors); they stay valid, and more may be made."""

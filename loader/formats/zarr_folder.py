@@ -7,7 +7,6 @@ keys are asked for one by one: absent is then what the store answers ``NotFound`
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,10 +25,6 @@ MARKS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 
 Listing: TypeAlias = Mapping[str, ObjectStat]
 """By key: the name below the store's folder."""
-
-_REMEMBERED = 4
-_seen: OrderedDict[tuple[str, str], Listing] = OrderedDict()
-"""Listings by folder and version, hence never stale: a store read part by part is listed once in a process."""
 
 
 def folder_of(url: str) -> str:
@@ -51,7 +46,8 @@ class StoreFolder:
     def __init__(self, objects: Objects, url: str) -> None:
         self.url = folder_of(url)
         self._objects = objects
-        self._listing = _listing(objects, url, self.url)
+        # a store that is read part by part is listed once
+        self._listing = objects.recalled(url, "zarr listing", lambda: _listing(objects, url, self.url))
 
     @property
     def keys(self) -> Iterable[str] | None:
@@ -111,8 +107,6 @@ class StoreFolder:
 
 def _listing(objects: Objects, url: str, folder: str) -> Listing | None:
     bound = objects.bound(url)
-    if bound is not None and (known := _seen.get((folder, bound[0]))) is not None:
-        return known
     try:
         listed = objects.list(folder)
     except Denied:
@@ -123,9 +117,4 @@ def _listing(objects: Objects, url: str, folder: str) -> Listing | None:
         raise NotFound("no such folder, or nothing in it", url=url)
     if bound is not None and (now := bind(url, listed)) and (now.version, now.size) != bound:
         raise Changed("the store is no longer the one that was listed", url=url, hint="list it again")
-    listing = {item.url[len(folder) + 1 :]: item for item in listed}
-    if bound is not None:
-        _seen[folder, bound[0]] = listing
-        while len(_seen) > _REMEMBERED:
-            _seen.popitem(last=False)
-    return listing
+    return {item.url[len(folder) + 1 :]: item for item in listed}

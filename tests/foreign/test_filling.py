@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ class Arriving:
 
     def bound(self, url: str) -> tuple[str, int] | None:
         return self.inner.bound(url)
+
+    def recalled(self, url: str, name: str, make: Callable[[], Any]) -> Any:
+        return self.inner.recalled(url, name, make)
 
     def read(self, url: str) -> bytes:
         return self.inner.read(url)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import loader
-from cachefs.client import connect
+from cachefs.client import Client, connect
 from cachefs.errors import Changed, ConfigError, DataError, Denied, FormatError, NotFound
+from cachefs.recall import Recall
 from cachefs.shard import ObjectStat
 from loader.formats import Zarr, zarr_folder
 from loader.formats.abc import Mapped
@@ -47,6 +48,7 @@ class FakeObjects:
         self.fail: dict[str, Exception] = {}
         self.bound_to: tuple[str, int] | None = None
         self.mapped: list[str] = []
+        self.recall = Recall()
         self._listable = listable
 
     def map(self, url: str, stat: ObjectStat | None = None) -> Mapped:
@@ -60,6 +62,9 @@ class FakeObjects:
 
     def bound(self, url: str) -> tuple[str, int] | None:
         return self.bound_to
+
+    def recalled(self, url: str, name: str, make: Callable[[], Any]) -> Any:
+        return make() if self.bound_to is None else self.recall.get((url, name, *self.bound_to), make)
 
     def read(self, url: str) -> bytes:
         return self.map(url).data.tobytes()
@@ -115,9 +120,36 @@ def test_a_store_is_bound_as_a_whole(tmp_path: Path) -> None:
     assert values_of(objects.rows()) == values.tolist()
     objects.files["x/c/9/0"] = b"added later"
     assert values_of(objects.rows()) == values.tolist(), "as it was listed, in this process"
-    zarr_folder._seen.clear()
+    objects.recall = Recall()
     with pytest.raises(Changed, match="no longer the one"):
         objects.rows()
+
+
+def test_a_store_of_many_parts_is_listed_once_for_each_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loader.formats.zarr._PIECE_BYTES", 1)
+    write(tmp_path / "s")
+    listed: list[str] = []
+    inner = Client.list
+
+    def counted(self: Client, url: str, **options: Any) -> Any:
+        listed.append(url)
+        return inner(self, url, **options)
+
+    monkeypatch.setattr(Client, "list", counted)
+    for once in (1, 2):
+        dataset = loader.ShardDataset(tmp_path / "s", batch_size=1)
+        assert len(dataset.manifest.shards) == 3
+        for _ in range(2):
+            assert len(list(dataset)) == 10
+        assert len(listed) == 2 * once, "to find the store, and to count its rows and read all of its parts"
+
+
+def test_what_is_recalled_is_bounded() -> None:
+    recall = Recall(most=2)
+    made: list[int] = []
+    for key in (1, 2, 1, 3, 1, 2):
+        assert recall.get(key, lambda key=key: made.append(key) or key) == key  # type: ignore[misc]
+    assert made == [1, 2, 3, 2]
 
 
 def test_a_local_store_that_changes_is_noticed(tmp_path: Path) -> None:
