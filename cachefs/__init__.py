@@ -17,6 +17,10 @@ __all__ = ["Client", "Settings", "Shard", "__version__", "connect"]
 _LAZY = {"Client": ".client", "Shard": ".client", "connect": ".client", "Settings": ".config"}
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         from importlib import import_module

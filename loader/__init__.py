@@ -37,6 +37,10 @@ __all__ = [
 _LAZY = {"Batches": ".batched", "Loader": ".threaded", "ShardDataset": ".dataset", "collate": ".collation"}
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY, "accelerate"])
+
+
 def __getattr__(name: str) -> Any:
     if name == "accelerate":  # a module that needs the package of that name
         return import_module(".accelerate", __name__)

@@ -128,7 +128,7 @@ def _fields(data: DataSet) -> tuple[dict[str, dict[str, Any]], list[str]]:
 def _damaged(found: dict[str, Any]) -> str:
     if found["index"]:
         return "not looked for, since an index tells the counts; check reads all samples"
-    return f"{found['damaged_shards']} shards" if found["damaged_shards"] else ""
+    return f"{found['damaged_shards']} of these shards" if found["damaged_shards"] else ""
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -150,14 +150,15 @@ def _show(found: dict[str, Any]) -> None:
         if value != "":
             click.echo(plain(f"{name:<12} {value}"))
     if found["fields"]:
-        click.echo(f"\nfields of the first {max(field['of'] for field in found['fields'].values())} samples")
+        looked = max(field["of"] for field in found["fields"].values())
+        click.echo(f"\nfields of the first {f'{looked} samples' if looked > 1 else 'sample'}")
         width = max(map(len, found["fields"]))
         for name, field in found["fields"].items():
             missing = "" if field["in"] == field["of"] else f"  (in {field['in']} of {field['of']})"
             shown = field["types"][:4] + (["..."] if len(field["types"]) > 4 else [])
             click.echo(plain(f"  {name:<{width}}  {', '.join(shown)}{missing}"))
     if found["odd"]:
-        click.echo("\nodd")
+        click.echo("\nproblems")
         for text in found["odd"][:20]:
             click.echo(plain(f"  {text}"))
         if len(found["odd"]) > 20:

@@ -36,6 +36,15 @@ def run(*command: str, cwd: Path, path: Path | None = None) -> subprocess.Comple
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
 
 
+def test_dir_lists_what_is_loaded_when_it_is_used() -> None:
+    import cachefs
+    import ckptstore
+    import loader
+
+    for package in (cachefs, ckptstore, loader):
+        assert set(package.__all__) <= set(dir(package))
+
+
 def test_the_wheel_ships_exactly_the_three_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as z:
         names = z.namelist()

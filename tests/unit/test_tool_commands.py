@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -104,24 +105,57 @@ def test_count_of_a_damaged_shard_is_an_error(run: Run, tars: Path) -> None:
 
 def test_tokens_need_their_format(run: Run, tmp_path: Path) -> None:
     write_tokens(tmp_path / "a.bin", 1000)
-    assert "no known format" in run("count", tmp_path / "a.bin", code=1).err
+    said = run("count", tmp_path / "a.bin", code=1).err
+    assert "no known format" in said and "need --format tokens --length 2048 --dtype uint16" in said
     assert "needs --length" in run("count", tmp_path / "a.bin", "--format", "tokens", code=2).err
     assert "give --format" in run("count", tmp_path / "a.bin", "--length", "10", code=2).err
     assert run("count", tmp_path / "a.bin", "--format", "tokens", "--length", "10").out == "100\n"
     options = ("--format", "tokens", "--length", "10", "--dtype", "uint32", "--stride", "5", "--labels")
     assert run("count", tmp_path / "a.bin", *options).out == "98\n"
     options = ("--format", "tokens", "--length", "10", "--dtype", "float32")
-    assert "no integer dtype" in run("count", tmp_path, *options, code=1).err
+    assert "no integer dtype" in run("count", tmp_path, *options, code=2).err
 
 
 def test_options_of_formats(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(tar_bytes([("k.seg.txt", b"x")]))
     shown = run("head", tmp_path / "a.tar", "--format", "tar", "-O", "split=last", "--json").json
     assert shown == {"__key__": "k.seg", "txt": "x"}
-    assert "has no option 'splits'" in run("head", tmp_path, "--format", "wds", "-O", "splits=last", code=1).err
+    assert "has no option 'splits'" in run("head", tmp_path, "--format", "wds", "-O", "splits=last", code=2).err
     assert "is not NAME=VALUE" in run("head", tmp_path, "--format", "wds", "-O", "split", code=2).err
-    assert "'all'" in run("head", tmp_path, "--format", "wds", "-O", "split=all", code=1).err
-    assert "is not known" in run("head", tmp_path, "--format", "hdf5", code=1).err
+    assert "'all'" in run("head", tmp_path, "--format", "wds", "-O", "split=all", code=2).err
+    assert "is not known" in run("head", tmp_path, "--format", "hdf5", code=2).err
+    assert ", tokens (try" in run("head", tmp_path, "--format", "Tokens", code=2).err
+
+
+def test_the_formats_that_are_listed_are_those_there_are() -> None:
+    from loader.formats.registry import BY_NAME, KINDS
+    from loader.tool.options import FORMATS
+
+    assert set(FORMATS) == {*BY_NAME, *KINDS} and FORMATS[-1] == "tokens"
+    shown = " ".join(CliRunner().invoke(cli, ["head", "--help"]).output.split())
+    assert ", ".join(FORMATS) in shown
+
+
+def png(width: int, height: int) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.new("RGB", (width, height)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_images_are_shown_by_size_and_mode(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_bytes([("k.png", png(7, 5))]))
+    assert "image 7x5 RGB" in run("head", tmp_path / "a.tar", "--decode", "pil").out
+    shown = run("head", tmp_path / "a.tar", "--decode", "pil", "--json").json["png"]
+    assert (shown["image"], shown["mode"]) == ([7, 5], "RGB")
+
+
+def test_a_folder_of_images_is_told_its_format(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(7, 5))
+    said = run("head", tmp_path, code=1).err
+    assert "looks like an image (png)" in said and "--format files makes every file a sample" in said
+    assert "image 7x5" in run("head", tmp_path, "--format", "files", "--decode", "pil").out
 
 
 def test_head_for_people(run: Run, tmp_path: Path) -> None:
@@ -202,6 +236,9 @@ def test_check_lists_damage_with_offsets(run: Run, tars: Path) -> None:
     assert ran.json["samples"] == 11
     text = run("check", tars, "--most", "1", code=1).out
     assert "002.tar sample 1 at byte 2048: member 'b.txt' repeats a field" in text and "and 2 more" in text
+    (tars / "002.tar").unlink()
+    assert "1 damage in 1 of 3 shards" in run("check", tars, code=1).err
+    broken(tars)
     undecoded = run("check", tars, "--decode", "bytes", "--json", code=1).json
     assert undecoded["damaged"] == 2
 
@@ -245,6 +282,14 @@ def test_convert_reports_and_refuses(run: Run, tars: Path, tmp_path: Path) -> No
         in run("convert", tars, tmp_path / "x", "--to", "tokens", "--compression", "zstd", code=1).err
     )
     assert not (tmp_path / "x").exists()
+
+
+def test_convert_to_tar_says_which_members_fields_became(run: Run, mds: Path, tmp_path: Path) -> None:
+    done = run("convert", mds, tmp_path / "out", "--to", "wds")
+    assert "  id: member 'id'\n" in done.out and "  blob: member 'blob'\n" in done.out
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "n": 1.5, "note": "b"}\n')
+    done = run("convert", tmp_path / "rows.jsonl", tmp_path / "rows", "--to", "wds", "--json")
+    assert done.json["columns"] == {"text": "member 'text'", "n": "member 'n.json'", "note": "member 'note.txt'"}
 
 
 def test_convert_meets_damage(run: Run, tars: Path, tmp_path: Path) -> None:
