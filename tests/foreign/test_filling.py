@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_bytes_are_waited_for_before_they_are_read(url: str, format: Format | No
         pytest.skip(f"not a shard: {e}")
     objects = Arriving()
     arriving = complete.format.open(objects, url)
-    shard = type(complete)(url, complete.format, arriving.source, arriving.index, 0, objects.inner)
+    shard = replace(complete, source=arriving.source, index=arriving.index, objects=objects.inner)
     assert samples(shard) == samples(complete)
     parts = complete.format.parts(Arriving(), url)
     if parts is not None:
