@@ -16,9 +16,12 @@ from .arrow import Arrow
 from .litdata_index import LitIndex
 from .litdata_leaves import RefusedLeaf
 from .litdata_tree import LEAF
-from .packed import unzstd
+from .packed import MOST, unzstd
 
 TOKENS = "tokens"
+_FREE = 256 << 20
+_RATIO = 1 << 10
+"""Bytes that one compressed item may become, however few it has, and times that it may grow: nothing says its size."""
 
 
 class Items:
@@ -75,7 +78,7 @@ class Items:
         if not self._single:
             return item, begin
         try:
-            return unzstd(item, url), begin
+            return unzstd(item, url, most=min(max(_RATIO * len(item), _FREE), MOST)), begin
         except FormatError as e:
             raise FormatError(f"item {i}: {e.what}", url=url, offset=begin) from e
 
