@@ -8,7 +8,7 @@ What values become: numbers and booleans numpy scalars of the column's type; tim
 ``timedelta64`` in the column's unit (UTC where it has a zone); binary a 1-D ``uint8`` view, fixed-size binary too; text
 ``str``; lists of numbers a 1-D view, or, where one of its items is null, a list; other lists lists; structs ``dict``;
 maps lists of pairs; decimals ``Decimal``; null ``None``. Values that several cells may share (of a dictionary, a run, a
-union, a list view) are copies where they can be written into.
+union, a list view, a view of bytes) are copies where they can be written into.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .arrow_flat import (
     spans,
     text_cells,
     validity,
+    view_cells,
 )
 from .arrow_memory import bits, memory, numbers
 
@@ -81,8 +82,7 @@ def _rare(column: Any) -> Cells:
     if types.is_decimal(kind) or types.is_interval(kind):
         return Cells(lambda i: column[i].as_py())  # of fixed width: nothing in memory says where to read
     if kind in (pa.string_view(), pa.binary_view()):
-        plain = pa.large_string() if kind == pa.string_view() else pa.large_binary()
-        return cells_of(column.cast(plain))
+        return view_cells(column, text=kind == pa.string_view())
     if isinstance(column, pa.ListViewArray | pa.LargeListViewArray):
         return _list_view(column)
     if types.is_union(kind):

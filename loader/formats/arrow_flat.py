@@ -15,6 +15,9 @@ from .arrow_memory import bits, memory, numbers
 Get: TypeAlias = Callable[[int], Any]
 Rows: TypeAlias = npt.NDArray[np.int64]
 
+_INLINE = 12
+"""Bytes of a value that fits its view."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cells:
@@ -101,6 +104,29 @@ def binary_cells(column: Any) -> Cells:
     if valid is None:
         return Cells(lambda i: payload[at[i] : at[i + 1]], None, True, None, many)
     return Cells(lambda i: payload[at[i] : at[i + 1]] if valid[i] else None, None, True, None, many)
+
+
+def view_cells(column: Any, *, text: bool) -> Cells:
+    """Cells of views: 16 bytes each that hold a short value themselves, or say where a longer one lies.
+
+    Each is cut when it is asked for, since all of them may be the same megabyte.
+    """
+    _, described, *rest = column.buffers()
+    views = numbers(described, np.dtype("V16"), column.offset, len(column))
+    places = views.view(np.int32).reshape(-1, 4).data
+    inline = views.view(np.uint8).reshape(-1, 16)
+    buffers = [memory(buffer) for buffer in rest]
+
+    def get(i: int) -> Any:
+        size = places[i, 0]
+        if size <= _INLINE:
+            value = inline[i, 4 : 4 + size]
+        else:
+            first = places[i, 3]
+            value = buffers[places[i, 2]][first : first + size]
+        return str(value.data, "utf-8") if text else value.copy()
+
+    return nullable(column, get, mutable=not text)
 
 
 def nullable(column: Any, get: Get, *, mutable: bool) -> Cells:

@@ -21,6 +21,7 @@ from ..sample import Sample
 from .abc import Damage
 from .arrow_cells import cells_of
 from .arrow_flat import Cells, Get
+from .arrow_weight import check_weight
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Fields: TypeAlias = frozenset[str] | None
@@ -238,6 +239,7 @@ def _checked_cells(column: Any, offset: int) -> Cells:
                 raise
             large = pa.types.is_large_string(column.type)
             column.view(pa.large_binary() if large else pa.binary()).validate(full=True)
+        check_weight(column)
         return cells_of(column)
     except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the column
         raise

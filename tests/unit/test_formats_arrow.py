@@ -205,6 +205,76 @@ class TestTypes:
         with pytest.raises(FormatError, match="'a'"):
             opened(written(pa.ipc.new_stream, [batch]))
 
+    def test_views_of_any_length_and_place(self) -> None:
+        texts = ["", "x" * 12, "é" * 7, None, "y" * 13, "z" * 100]
+        for kind in (pa.string_view(), pa.binary_view()):
+            values = [text if kind == pa.string_view() or text is None else text.encode() for text in texts]
+            array = pa.array(values, kind)
+            for start in (0, 2, 5):
+                found = [v.tobytes() if isinstance(v, np.ndarray) else v for v in one(array.slice(start))]
+                assert found == values[start:]
+
+    def test_views_of_one_place_are_not_shared(self) -> None:
+        cells = one(views_of(b"x" * 100, 3))
+        cells[0][:] = 0
+        assert cells[1].tobytes() == b"x" * 100
+
+    def test_views_that_share_a_buffer_take_no_more_than_it(self) -> None:
+        data = written(pa.ipc.new_stream, [pa.record_batch({"a": views_of(b"x" * (1 << 20), 4000)})])
+        before = pa.default_memory_pool().max_memory()
+        _, index, source = opened(data)
+        assert len(Arrow().read(source, index, 3999, "x")["a"]) == 1 << 20
+        assert pa.default_memory_pool().max_memory() < before + (32 << 20)
+
+
+def views_of(value: bytes, count: int) -> Any:
+    """``count`` views of the same bytes."""
+    views = np.tile(np.array([len(value), int.from_bytes(value[:4], "little"), 0, 0], np.int32), (count, 1))
+    return pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views.tobytes()), pa.py_buffer(value)])
+
+
+def long_list(child: Any) -> Any:
+    return pa.LargeListArray.from_arrays(pa.array([0, len(child)], pa.int64()), child)
+
+
+MANY = (1 << 20) + 1
+OF_NOTHING = {
+    "null": pa.nulls(MANY),
+    "empty list": pa.Array.from_buffers(pa.list_(pa.int8(), 0), MANY, [None], children=[pa.array([], pa.int8())]),
+    "empty bytes": pa.Array.from_buffers(pa.binary(0), MANY, [None, pa.py_buffer(b"")]),
+    "empty struct": pa.Array.from_buffers(pa.struct([]), MANY, [None]),
+    "struct of nulls": pa.StructArray.from_arrays([pa.nulls(MANY)], ["a"]),
+    "a run": pa.RunEndEncodedArray.from_arrays(pa.array([MANY], pa.int32()), pa.array(["a"])),
+}
+
+
+class TestWeight:
+    @pytest.mark.parametrize("name", OF_NOTHING)
+    def test_items_that_take_no_bytes(self, name: str) -> None:
+        data = written(pa.ipc.new_file, [pa.record_batch({"a": long_list(OF_NOTHING[name]), "b": [1]})])
+        assert len(data) < 2000
+        with pytest.raises(FormatError, match=r"'a' of sample 0: .*take no bytes"):
+            column(data)
+        _, index, source = opened(data)
+        assert Arrow().read(source, index, 0, "x", frozenset(["b"])) == {"b": 1}
+
+    @pytest.mark.parametrize("size", [MANY, (1 << 31) - 1])
+    def test_fixed_lists_of_them(self, size: int) -> None:
+        plain = pa.FixedSizeListArray.from_arrays(pa.nulls(size), size)
+        with pytest.raises(FormatError, match="take no bytes"):
+            one(plain)
+        inner = pa.FixedSizeListArray.from_arrays(pa.nulls(1024 * 1025), 1024)
+        with pytest.raises(FormatError, match="take no bytes"):
+            one(pa.FixedSizeListArray.from_arrays(inner, 1025))
+
+    def test_as_many_as_rows_are_right(self) -> None:
+        assert one(pa.array([[None, None], [], None], pa.list_(pa.null()))) == [[None, None], [], None]
+        rows = pa.LargeListArray.from_arrays(np.arange(MANY + 1), pa.nulls(MANY))
+        _, index, source = opened(written(pa.ipc.new_file, [pa.record_batch({"a": rows})]))
+        assert Arrow().read(source, index, MANY - 1, "x") == {"a": [None]}
+        runs = pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), pa.array(["a", "b"]))
+        assert one(long_list(runs)) == [["a", "b", "b"]]
+
 
 class TestDamage:
     def test_a_stream_that_is_cut_in_its_last_batch(self, tmp_path: Path) -> None:
