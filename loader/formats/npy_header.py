@@ -88,11 +88,12 @@ def read_header(data: Bytes, size: int, url: str, offset: int = 0, what: str = "
             fields = ast.literal_eval(text)
         except SyntaxError:
             fields = ast.literal_eval(_LONG.sub(r"\1", text))
-        if not isinstance(fields, dict) or fields.keys() != _KEYS:
-            raise fault
         dtype = np.lib.format.descr_to_dtype(fields["descr"])
+        complete = fields.keys() == _KEYS
     except _SURPRISES as e:
         raise fault from e
+    if not complete:
+        raise fault
     shape, fortran = fields["shape"], fields["fortran_order"]
     if not isinstance(fortran, bool) or not _is_shape(shape) or not isinstance(dtype, np.dtype):
         raise fault

@@ -34,7 +34,8 @@ def after_end(view: memoryview, marker: int, url: str) -> str | None:
     data = np.frombuffer(view, np.uint8)
     found = _first_not_zero(data, marker)
     if marker == 0 and (found >= 0 or not _may_end(0, len(data))):
-        raise FormatError("begins with zeros, and is no empty tar", url=url, offset=0)
+        hint = "if it is meant to be none, name its format: format=..."
+        raise FormatError("begins with zeros, and is no empty tar", url=url, offset=0, hint=hint)
     if found < 0:
         if len(data) - marker < _MARKER:
             return "the tar has half an end marker: it may have lost members or whole samples at its end"

@@ -38,7 +38,8 @@ from .tar import TarNotes, shown, walk
 from .tar_header import BLOCK, is_blank, is_tar
 from .tar_index import TarIndex
 
-_META = re.compile(r"__[^/]*__(?:$|/)")
+META = re.compile(r"__[^/]*__(?:$|/)")
+"""Names of members that belong to no sample."""
 _KEY = "__key__"
 
 
@@ -81,7 +82,7 @@ class WebDataset(Format):
         for path, header, start, size in walk(data.data, url, notes, ready):
             base = path.rfind("/") + 1
             dot = find_dot(path, ".", base)
-            if dot <= 0 or (dot == base and _nameless(path, base)) or (path.startswith("__") and _META.match(path)):
+            if dot <= 0 or (dot == base and _nameless(path, base)) or (path.startswith("__") and META.match(path)):
                 skipped += 1
                 continue
             key, name = path[:dot], path[dot + 1 :].lower()

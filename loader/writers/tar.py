@@ -7,19 +7,18 @@ name that does (see :mod:`.members`). Members have fixed owners and times: the s
 from __future__ import annotations
 
 import gzip
-import re
 import tarfile
 from collections.abc import Sequence
 from typing import IO, cast
 
 from cachefs.errors import DataError
 
+from ..formats.webdataset import META
 from .abc import Placed, Writer
 from .members import member
 
 _BLOCK = 512
 _END = bytes(20 * _BLOCK)
-_META = re.compile(r"__[^/]*__(?:$|/)")
 _NUMBER = "--keys number names samples by their number"
 
 
@@ -50,7 +49,7 @@ class TarWriter(Writer):
                 suffix, data = member(name, value)
             except ValueError as e:
                 raise placed.refuse(name, e, hint="leave it out with --fields") from e
-            if _META.match(f"{key}.{suffix}"):
+            if META.match(f"{key}.{suffix}"):
                 raise placed.refuse(name, f"readers pass over members like {f'{key}.{suffix}'!r}", hint=_NUMBER)
             if suffix.lower() in members:
                 raise placed.refuse(name, f"two members of one sample would be {suffix.lower()!r}")

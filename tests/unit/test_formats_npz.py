@@ -117,6 +117,13 @@ def test_options_and_detection() -> None:
         assert isinstance(detect_bytes(arr(out.getvalue()), "z"), Npz)
 
 
+def test_a_header_that_lacks_something_is_no_cause_of_itself() -> None:
+    head = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + b"{'descr': '<u2'}".ljust(117) + b"\n"
+    with pytest.raises(FormatError, match="damaged NumPy header") as error:
+        read_header(np.frombuffer(head, np.uint8), len(head), "x")
+    assert error.value.__cause__ is None
+
+
 @pytest.mark.parametrize("shape", ["(2,)", "(2L,)"])
 def test_the_names_of_fields_are_not_taken_for_old_numbers(shape: str) -> None:
     text = f"{{'descr': [('10L', '<u2'), ('x', '<u4')], 'fortran_order': False, 'shape': {shape}, }}"
