@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -203,6 +204,10 @@ def _file_index(data: Bytes, url: str, ready: Ready) -> ArrowIndex:
                 raise FormatError("the footer names a message that is none", url=url, offset=at)
             messages.append(message)
         found.append(tuple(messages))
+    ordered = sorted((message.at, message.end) for messages in found for message in messages)
+    for (_, end_before), (at, _) in pairwise([(8, schema.end), *ordered]):
+        if at < end_before:  # each would be read for as long as all of them are
+            raise FormatError("the footer names messages that lie within each other", url=url, offset=at)
     return ArrowIndex(schema, found[0], found[1], (len(found[0]),) * len(found[1]), names, images)
 
 

@@ -75,15 +75,23 @@ class Table:
 
     def structs(self, slot: int, code: str) -> list[tuple[int, ...]]:
         """A vector of structs, each of the little-endian layout ``code``."""
+        return list(struct.iter_unpack("<" + code, self._vector(slot, code)))
+
+    def first(self, slot: int, code: str) -> tuple[int, ...] | None:
+        """The first struct of a vector, of which there may be many; ``None`` where it is empty."""
+        whole = self._vector(slot, code)
+        return struct.unpack_from("<" + code, whole) if len(whole) else None
+
+    def _vector(self, slot: int, code: str) -> memoryview:
         place = self._place(slot)
         if place is None:
-            return []
+            return self._buffer[:0]
         start = place + self._number("<I", place)
         count = self._number("<I", start)
         size = struct.calcsize("<" + code)
         if count * size > len(self._buffer) - start - 4:
             raise ValueError("the metadata points outside itself")
-        return list(struct.iter_unpack("<" + code, self._buffer[start + 4 : start + 4 + count * size]))
+        return self._buffer[start + 4 : start + 4 + count * size]
 
 
 def read_message(data: Bytes, at: int, end: int, url: str, ready: Ready) -> Message | None:
@@ -154,9 +162,9 @@ def _batch(message: Message, batch: Table, length: int) -> Message:
     ratio = 1 if compression is None else _MOST_RATIO
     if not 0 <= rows <= max(_MOST_ROWS_OF_NOTHING, 8 * length * ratio):
         raise ValueError(f"{rows} rows in {length} bytes")
-    nodes = batch.structs(1, "qq")
-    if nodes and nodes[0][0] != rows:
-        raise ValueError(f"{rows} rows, but {nodes[0][0]} in the first column")
+    node = batch.first(1, "qq")
+    if node is not None and node[0] != rows:
+        raise ValueError(f"{rows} rows, but {node[0]} in the first column")
     return message._replace(rows=rows, codec=codec)
 
 

@@ -34,8 +34,8 @@ def _weightless(column: Any, count: int) -> bool:
     if isinstance(column, pa.ExtensionArray):
         return _weightless(column.storage, count)
     if types.is_run_end_encoded(kind):
-        return count > _RUN * len(column.run_ends)
-    return (
+        return bool(count > _RUN * len(column.run_ends))
+    return bool(
         types.is_null(kind)
         or (types.is_fixed_size_binary(kind) and kind.byte_width == 0)
         or (types.is_fixed_size_list(kind) and kind.list_size == 0)

@@ -350,6 +350,28 @@ class TestDamage:
         with pytest.raises(FormatError, match="footer"):
             opened(bytes(data))
 
+    def test_a_footer_that_names_messages_within_each_other(self) -> None:
+        """A message within the body of another, as a file of many would have that is read for ever."""
+        inner = written(pa.ipc.new_stream, BATCHES)
+        _, inner_index, _ = opened(inner)
+        message = inner[inner_index.batches[1].at : inner_index.batches[1].end]
+        batch = pa.record_batch({"n": pa.array([1]), "b": [bytes(8 - len(message) % 8) + message]})
+        data = bytearray(written(pa.ipc.new_file, [*BATCHES, batch]))
+        _, index, _ = opened(bytes(data))
+        nested = data.index(message, index.batches[2].at)
+        at = data.rindex(struct.pack("<q", index.batches[1].at))
+        data[at : at + 8] = struct.pack("<q", nested)
+        with pytest.raises(FormatError, match="within each other"):
+            opened(bytes(data))
+
+    def test_only_the_first_of_many_columns_is_looked_at(self) -> None:
+        batch = pa.record_batch({f"c{k}": pa.array([k]) for k in range(300)})
+        data = written(pa.ipc.new_stream, [batch])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Table, "structs", None)
+            _, index, _ = opened(data)
+        assert len(index) == 1
+
     @pytest.mark.parametrize("error", [MemoryError, pa.ArrowMemoryError])
     def test_memory_that_runs_out_is_no_damage(self, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
         _, index, source = opened(written(pa.ipc.new_file, BATCHES))
