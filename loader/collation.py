@@ -140,6 +140,8 @@ def _field(values: list[Any]) -> Any:
     kind = type(first)
     if kind is bytes:
         return _kept(values)
+    if kind is str:
+        return values  # whatever the others are
     if any(type(value) is not kind for value in values):
         return values
     if isinstance(first, bool | int | float):
