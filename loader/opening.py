@@ -81,6 +81,9 @@ class ClientObjects:
     def bound(self, url: str) -> tuple[str, int] | None:
         return self._known.get(url)
 
+    def ask(self, stats: Sequence[ObjectStat]) -> None:
+        self._client.prefetch(stats)
+
     def recalled(self, url: str, name: str, make: Callable[[], Value]) -> Value:
         bound = self._known.get(url)
         return make() if bound is None else self._client.recall.get((name, url, *bound), make)

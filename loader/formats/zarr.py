@@ -118,6 +118,8 @@ class Zarr(Format):
             else:
                 source[array.name] = DecodedRows(array, start, stop, parts.piece)
                 decoded += array.row_bytes
+            if part is not None:
+                array.ask(start, stop)
         return Opened(source, ZarrIndex(stop - start), min(stop - start, 2 * parts.piece) * decoded)
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> SampleIndex:

@@ -76,6 +76,11 @@ class ZarrArray:
         endian = (codecs[0].get("configuration") or {}).get("endian", "little")
         return codecs[0].get("name") == "bytes" and endian == "little" and np.little_endian
 
+    def ask(self, first: int, last: int) -> None:
+        """Have the objects of the rows ``first`` to before ``last`` fetched, before the first of them is waited for."""
+        if self._folder.can_ask:
+            self._folder.ask(self._keys(first, last))
+
     def mapped_chunk(self, number: int) -> npt.NDArray[Any]:
         """The rows of one object of a :attr:`plain` array, as a view of its map; fill values where it is absent."""
         key = self._key((number, *([0] * (len(self.shape) - 1))))

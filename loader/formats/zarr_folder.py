@@ -54,6 +54,16 @@ class StoreFolder:
         """All keys; ``None`` where this user may not list them."""
         return None if self._listing is None else self._listing.keys()
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether :meth:`ask` does anything: for remote stores that may be listed."""
+        return self._listing is not None and not parse_url(self.url).is_local
+
+    def ask(self, keys: Iterable[str]) -> None:
+        """Have those keys that exist fetched; returns at once."""
+        if self._listing is not None:
+            self._objects.ask([self._listing[key] for key in keys if key in self._listing])
+
     def fetch(self, keys: Iterable[str]) -> dict[str, Bytes]:
         """The bytes of those keys that exist, each a map of its own. Errors other than absence are raised."""
         maps: dict[str, Mapped] = {}

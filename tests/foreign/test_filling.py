@@ -43,6 +43,9 @@ class Arriving:
     def bound(self, url: str) -> tuple[str, int] | None:
         return self.inner.bound(url)
 
+    def ask(self, stats: Sequence[ObjectStat]) -> None:
+        self.inner.ask(stats)
+
     def recalled(self, url: str, name: str, make: Callable[[], Any]) -> Any:
         return self.inner.recalled(url, name, make)
 

@@ -49,6 +49,7 @@ class FakeObjects:
         self.bound_to: tuple[str, int] | None = None
         self.mapped: list[str] = []
         self.recall = Recall()
+        self.asked: list[list[str]] = []
         self._listable = listable
 
     def map(self, url: str, stat: ObjectStat | None = None) -> Mapped:
@@ -62,6 +63,9 @@ class FakeObjects:
 
     def bound(self, url: str) -> tuple[str, int] | None:
         return self.bound_to
+
+    def ask(self, stats: Sequence[ObjectStat]) -> None:
+        self.asked.append([stat.url.removeprefix("mem://b/s/") for stat in stats])
 
     def recalled(self, url: str, name: str, make: Callable[[], Any]) -> Any:
         return make() if self.bound_to is None else self.recall.get((url, name, *self.bound_to), make)
@@ -142,6 +146,24 @@ def test_a_store_of_many_parts_is_listed_once_for_each_client(tmp_path: Path, mo
         for _ in range(2):
             assert len(list(dataset)) == 10
         assert len(listed) == 2 * once, "to find the store, and to count its rows and read all of its parts"
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_the_chunks_of_a_part_are_asked_for_at_once(
+    tmp_path: Path, compressors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loader.formats.zarr._PIECE_BYTES", 96)
+    values = write(tmp_path / "s", 20, compressors=compressors, fill_value=-1)
+    objects = FakeObjects(tmp_path / "s")
+    del objects.files["x/c/2/0"]
+    values[8:12] = -1
+    opened = Zarr().open(objects, "mem://b/s", part=1)
+    assert objects.asked == [["x/c/3/0"]], "what is absent is not asked for"
+    assert values_of(objects.rows(part=1)) == values[8:16].tolist()
+    objects.asked.clear()
+    Zarr().open(objects, "mem://b/s", part=0)
+    assert objects.asked == [["x/c/0/0", "x/c/1/0"]]
+    assert len(opened.index) == 8
 
 
 def test_what_is_recalled_is_bounded() -> None:
