@@ -1,7 +1,7 @@
-"""The formats that shards are read in: :class:`WebDataset`, :class:`Mds` and :class:`Tokens`.
+"""The formats that shards are read in, one class each, and how the bytes of a shard tell its own.
 
-``format=`` of :class:`loader.ShardDataset` takes a name (``"webdataset"``, ``"mds"``), one of these objects, or
-nothing: then the bytes decide.
+``format=`` of :class:`loader.ShardDataset` takes a name (``"webdataset"``, ``"mds"`` ...), an object of one of these
+classes, which has options, or nothing: then the bytes decide.
 """
 
 from __future__ import annotations
