@@ -27,9 +27,10 @@ from cachefs.shard import ObjectStat
 
 from .buffers import IndexCache
 from .counting import OnError, Row, choose_format, count_shards
-from .formats import Format
+from .formats import Format, Tokens
 from .formats.listing import MOST_SAMPLES
 from .formats.registry import KINDS
+from .layouts import Found
 from .reader import DataWarning
 from .sources import Source, find_shards
 
@@ -198,7 +199,10 @@ def build_manifest(
     shards = tuple(row.stat for row in rows)
     counts = np.array([row.samples for row in rows], dtype=np.int64)
     if not counts.any():
-        raise EmptyDataset(f"no sample in {len(found.stats)} shard(s), the first is {found.stats[0].url}")
+        raise EmptyDataset(
+            f"no sample in {len(found.stats)} shard(s), the first is {found.stats[0].url}",
+            hint=_too_short(found, format),
+        )
     return Manifest(
         shards,
         counts,
@@ -210,6 +214,14 @@ def build_manifest(
         sum(row.skipped for row in rows),
         np.array([row.part for row in rows], dtype=np.int64) if any(row.part >= 0 for row in rows) else None,
     )
+
+
+def _too_short(found: Found, format: Format) -> str | None:
+    """For windows of tokens: how much the longest shard has, and how much a sample needs."""
+    if not isinstance(format, Tokens):
+        return None
+    longest = max(stat.size for stat in found.stats) // format.stored.itemsize
+    return f"the longest has {longest} tokens, a sample needs {format.window}"
 
 
 def is_progressive(shards: tuple[ObjectStat, ...], format: Format) -> bool:
