@@ -50,11 +50,12 @@ _WIDEST = 32
 
 class Leaf(NamedTuple):
     """A column of the file. ``column``: the field it belongs to; ``repeated``: whether it may have more values than
-    rows; ``width``: the bytes that a value takes when it is decoded, 0 where each takes its own."""
+    rows; ``width``: the bytes that a value takes when it is decoded, 0 where each takes its own; ``path``: of names."""
 
     column: str
     repeated: bool
     width: int
+    path: str
 
 
 class Chunk(NamedTuple):
@@ -227,24 +228,24 @@ def _fields(elements: list[dict[int, Any]], leaves: list[Leaf]) -> list[Field]:
     root = next(rest, None)
     if root is None:
         raise ValueError("a schema without a root")
-    fields = [_field(rest, leaves, None, False, 0) for _ in range(min(root.get(5, 0), len(elements)))]
+    fields = [_field(rest, leaves, (), False) for _ in range(min(root.get(5, 0), len(elements)))]
     if next(rest, None) is not None or len(fields) != root.get(5, 0):
         raise ValueError("a schema of other size than its root says")
     return fields
 
 
-def _field(rest: Iterator[dict[int, Any]], leaves: list[Leaf], top: str | None, repeated: bool, deep: int) -> Field:
+def _field(rest: Iterator[dict[int, Any]], leaves: list[Leaf], above: tuple[str, ...], repeated: bool) -> Field:
     element = next(rest, None)
-    if element is None or deep > _DEEPEST:
+    if element is None or len(above) > _DEEPEST:
         raise ValueError("a schema of other size than it says")
     name = element[4].decode()
-    top = name if top is None else top
+    path = (*above, name)
     repeated = repeated or element.get(3) == _REPEATED
     count = element.get(5, 0)
     if not count:
-        leaves.append(Leaf(top, repeated, _width(element)))
+        leaves.append(Leaf(path[0], repeated, _width(element), ".".join(path)))
         return Field(name, element.get(1) == _BYTE_ARRAY and 6 not in element and 10 not in element, ())
-    parts = [_field(rest, leaves, top, repeated, deep + 1).name for _ in range(count)]
+    parts = [_field(rest, leaves, path, repeated).name for _ in range(count)]
     return Field(name, False, () if repeated else tuple(parts))
 
 

@@ -6,12 +6,15 @@ import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from .abc import Bytes, Damage, Ready
 from .arrow_pieces import Decoded, Fields, nothing
 from .packed import MOST
 from .parquet_footer import Chunk, Leaf, alone
 from .parquet_index import ParquetIndex
-from .parquet_pages import ROWS, rows_at_once
+from .parquet_pages import ROWS, longest_value, pages, rows_at_once
+from .parquet_prefixes import decoded_size
 
 
 class GroupReader:
@@ -77,8 +80,13 @@ class GroupReader:
 
         index = self._index
         wanted = int(index.counts[piece])
-        chunks = self._chunks(piece, names)
-        some = min((rows_at_once(self._data, chunk, leaf, MOST) for leaf, chunk in chunks), default=ROWS)
+        some = ROWS
+        doubtful = []
+        for leaf, chunk in self._chunks(piece, names):
+            longest = longest_value(self._data, chunk)
+            some = min(some, rows_at_once(chunk, leaf, longest, MOST))
+            if leaf.repeated and not leaf.width and chunk.values * longest > MOST:
+                doubtful.append((leaf, chunk))
         # Arrow's library sees this row group only: to read the whole footer for each would take longer than to decode
         first, last = index.spans[piece].tolist()
         footer = pq.read_metadata(pa.BufferReader(alone(self._data, index.place, (first, last), wanted)))
@@ -88,6 +96,8 @@ class GroupReader:
             # checksums cost a tenth of decoding where a writer left them, and nothing where it did not
             page_checksum_verification=True,
         )
+        for leaf, chunk in doubtful:
+            self._measure(footer, leaf, chunk)
         batches = []
         size = 0
         for batch in file.iter_batches(some, [0], names, use_threads=self._threads):
@@ -99,6 +109,39 @@ class GroupReader:
         if found != wanted:
             raise ValueError(f"{found} rows, declared are {wanted}")
         return batches
+
+    def _measure(self, footer: Any, leaf: Leaf, chunk: Chunk) -> None:
+        """Raise ``ValueError`` where a column is too large whose rows may hold any number of values, each as long as
+        its dictionary or a page: it is read as numbers of the dictionary's values first, which takes little."""
+        if any(page.prefixed for page in pages(self._data, chunk)):
+            if decoded_size(self._data, chunk, MOST) > MOST:
+                raise ValueError(f"it decompresses to more than {MOST} bytes")
+            return
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        source = pa.BufferReader(pa.py_buffer(self._data))
+        file = pq.ParquetFile(source, metadata=footer, read_dictionary=[leaf.path])
+        size = 0
+        for batch in file.iter_batches(ROWS, [0], [leaf.path], use_threads=self._threads):
+            values = _innermost(batch.column(0))
+            if not isinstance(values, pa.DictionaryArray):
+                raise ValueError(f"{len(values)} values that may be of any length")
+            lengths = pc.binary_length(values.dictionary).to_numpy(zero_copy_only=False)
+            seen = np.bincount(values.indices.drop_null().to_numpy(), minlength=len(lengths))
+            size += int(seen.astype(np.float64) @ lengths)
+            if size > MOST:
+                raise ValueError(f"it decompresses to more than {MOST} bytes")
+
+
+def _innermost(column: Any) -> Any:
+    """The only column that a nested column of one leaf holds, whatever lies around it."""
+    import pyarrow as pa
+
+    while not isinstance(column, pa.DictionaryArray) and pa.types.is_nested(column.type):
+        column = column.field(0) if pa.types.is_struct(column.type) else column.values
+    return column
 
 
 def _errors() -> tuple[type[Exception], ...]:

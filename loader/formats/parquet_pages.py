@@ -8,7 +8,8 @@ that a footer names are not asked: the decoder does not ask them either.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from .abc import Bytes
 from .parquet_footer import Chunk, Leaf
@@ -23,45 +24,73 @@ _SLACK = 128
 _MOST_RATIOS = {0: 1, 1: 22, 2: 1032, 5: 255, 6: 1 << 15, 7: 255}
 """How many bytes one byte decompresses to at most: plain, Snappy, gzip, LZ4, Zstandard, raw LZ4. Brotli knows none."""
 
-_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
+DATA, DICTIONARY, DATA_V2 = 0, 2, 3
+_HEADS = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
 _PREFIXES = 7
-_PAGE: Wanted = {1: None, 2: None, 3: None, 5: {1: None, 2: None}, 8: {1: None, 4: None}}
+_PAGE: Wanted = {
+    1: None,
+    2: None,
+    3: None,
+    5: {1: None, 2: None},
+    7: {1: None},
+    8: {1: None, 4: None, 5: None, 6: None, 7: None},
+}
 
 
-def rows_at_once(data: Bytes, chunk: Chunk, leaf: Leaf, most: int) -> int:
-    """So few that they take no more than half of ``most`` bytes, if one does not. Raises ``ValueError`` for pages that
-    declare what cannot be."""
+def rows_at_once(chunk: Chunk, leaf: Leaf, longest: int, most: int) -> int:
+    """So few that they take no more than half of ``most`` bytes, where each has one value of ``longest`` bytes at most.
+    Raises ``ValueError`` where all together must take more."""
     if leaf.repeated and chunk.values * max(leaf.width, 4) > most:
         raise ValueError(f"{chunk.values} values take more than {most} bytes")
-    longest = max(_longest(data, chunk), leaf.width)
-    return max(min(ROWS, most // 2 // longest), 1)
+    return max(min(ROWS, most // 2 // max(longest, leaf.width)), 1)
 
 
-def _longest(data: Bytes, chunk: Chunk) -> int:
-    """The bytes that one value may take beyond its share of the pages."""
+class Page(NamedTuple):
+    """A dictionary's page or one of data: the numbers of its own header, and where its body lies."""
+
+    kind: int
+    head: dict[int, Any]
+    raw: int
+    start: int
+    end: int
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether its values are told by how they differ from the one before."""
+        return self.kind != DICTIONARY and bool(self.head[4 if self.kind == DATA_V2 else 2] == _PREFIXES)
+
+
+def longest_value(data: Bytes, chunk: Chunk) -> int:
+    """The bytes that one value may take beyond its share of the pages. Raises ``ValueError`` for pages that declare
+    what cannot be."""
+    return max([1, *(page.raw for page in pages(data, chunk) if page.kind == DICTIONARY or page.prefixed)])
+
+
+def pages(data: Bytes, chunk: Chunk) -> Iterator[Page]:
+    """The pages that values are told by. Raises ``ValueError``."""
     end = min(chunk.end + _SLACK, len(data))
     ratio = _MOST_RATIOS.get(chunk.codec)
-    longest: int = 1
     at, left = chunk.start, chunk.values
     while left > 0 and at < chunk.end:
         page, size = _header(data, at, end)
-        kind, raw, stored = page[1], page[2], page[3]
-        at += size + stored
+        try:
+            kind, raw, stored = page[1], page[2], page[3]
+            head = page[_HEADS[kind]] if kind in _HEADS else {1: 0}
+            values = head[1]
+        except KeyError as e:
+            raise ValueError(f"a page whose header lacks its field {e}") from e
+        start = at + size
+        at = start + stored
         if stored < 0 or at > end:
             raise ValueError(f"a page of {stored} bytes that does not fit its column")
         if raw < 0 or (ratio is not None and raw > stored * ratio + _SLACK):
             raise ValueError(f"a page of {stored} bytes declares that it decompresses to {raw}")
-        if kind == _DICTIONARY:
-            longest = max(longest, raw)
-        elif kind in (_DATA, _DATA_V2):
-            head = page[5] if kind == _DATA else page[8]
-            values, encoding = head[1], head[2 if kind == _DATA else 4]
+        if kind != DICTIONARY:
             if not 0 <= values <= left:
                 raise ValueError(f"a page of {values} values where {left} are due")
             left -= values
-            if encoding == _PREFIXES:
-                longest = max(longest, raw)
-    return longest
+        if kind in _HEADS:
+            yield Page(kind, head, raw, start, at)
 
 
 def _header(data: Bytes, at: int, end: int) -> tuple[dict[int, Any], int]:

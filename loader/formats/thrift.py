@@ -50,7 +50,7 @@ class Reader:
         number = 0
         while head := self._byte():
             step, kind = head >> 4, head & 15
-            number = number + step if step else self._zigzag()
+            number = number + step if step else self.zigzag()
             yield number, kind
 
     def value(self, kind: int, wanted: Wanted | None) -> Any:
@@ -85,9 +85,9 @@ class Reader:
         if (kind == _STRUCT) != (wanted is not None):
             raise ValueError(f"a field of type {kind} where another is due")
         if kind in _INTEGERS:
-            return self._zigzag()
+            return self.zigzag()
         if kind == _BINARY:
-            return self._take(self._varint())
+            return self.take(self.varint())
         if wanted is not None:
             return self.struct(wanted, deep + 1)
         if kind in (_TRUE, _FALSE):
@@ -100,9 +100,9 @@ class Reader:
             raise ValueError("structures within structures without end")
         self._count()
         if kind in _INTEGERS:
-            self._varint()
+            self.varint()
         elif kind == _BINARY:
-            self._advance(self._varint())
+            self._advance(self.varint())
         elif kind == _STRUCT:
             usual = self._usual.match(self._buffer, self.at) if self._usual is not None else None
             if usual is not None:
@@ -110,14 +110,14 @@ class Reader:
                 return
             while head := self._byte():
                 if not head >> 4:
-                    self._varint()
+                    self.varint()
                 self._skip(head & 15, deep + 1, inline=True)
         elif kind in (_LIST, _SET):
             count, item = self._list_head()
             for _ in range(count):
                 self._skip(item, deep + 1)
         elif kind == _MAP:
-            count = self._varint()
+            count = self.varint()
             self._plausible(count)
             kinds = self._byte() if count else 0
             for _ in range(count):
@@ -141,7 +141,7 @@ class Reader:
         head = self._byte()
         count = head >> 4
         if count == 15:
-            count = self._varint()
+            count = self.varint()
         self._plausible(count)
         return count, head & 15
 
@@ -160,11 +160,13 @@ class Reader:
             raise ValueError("cut off")
         self.at += size
 
-    def _take(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
         self._advance(size)
         return self._buffer[self.at - size : self.at]
 
-    def _varint(self) -> int:
+    def varint(self) -> int:
+        """A number without a sign."""
         value = shift = 0
         while True:
             byte = self._byte()
@@ -175,6 +177,7 @@ class Reader:
             if shift > 63:
                 raise ValueError("a number of more than 64 bits")
 
-    def _zigzag(self) -> int:
-        value = self._varint()
+    def zigzag(self) -> int:
+        """A number with a sign."""
+        value = self.varint()
         return (value >> 1) ^ -(value & 1)

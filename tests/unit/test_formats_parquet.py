@@ -15,12 +15,13 @@ import pytest
 
 import loader
 from cachefs.errors import FormatError
-from loader.formats import Parquet, parquet_footer, parquet_groups, thrift
+from loader.formats import Parquet, parquet_footer, parquet_groups, parquet_pages, thrift
 from loader.formats import parquet as parquet_format
 from loader.formats.abc import Mapped, all_there
 from loader.formats.arrow_pieces import Pieces
 from loader.formats.parquet_footer import Chunk, read_footer, read_group
 from loader.formats.parquet_pages import rows_at_once
+from loader.formats.parquet_prefixes import decoded_size
 from loader.formats.thrift import Reader
 from loader.formats.thrift_skip import usual_struct
 
@@ -245,7 +246,7 @@ class TestDamage:
         index = Parquet().index(data, "x")
         pool = pa.default_memory_pool()
         most: list[int] = []
-        inner = parquet_groups.rows_at_once
+        inner = parquet_pages.rows_at_once
         monkeypatch.setattr(parquet_groups, "rows_at_once", lambda *args: most.append(inner(*args)) or most[-1])
         before = pool.bytes_allocated()
         with pytest.raises(FormatError, match="more than"):
@@ -269,7 +270,30 @@ class TestDamage:
     def test_lists_of_more_values_than_their_pages_are_told(self) -> None:
         index = Parquet().index(whole(written(pa.table({"a": [[1, 2], [3]]}))), "x")
         with pytest.raises(ValueError, match="take more than"):
-            rows_at_once(whole(b""), Chunk(*index.chunks[0, 0].tolist()), index.leaves[0], 64)
+            rows_at_once(Chunk(*index.chunks[0, 0].tolist()), index.leaves[0], 1, 64)
+
+    def test_a_row_of_one_value_without_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However few rows are decoded at once: one alone may hold a dictionary's long value again and again."""
+        monkeypatch.setattr(parquet_groups, "MOST", 4 << 20)
+        ends = pa.array([0, 1 << 13, 1 << 13, (1 << 13) + 2], pa.int32())
+        for value, right in (("x" * 8192, False), ("x" * 30, True)):
+            texts = pa.DictionaryArray.from_arrays(
+                pa.array(np.r_[np.zeros(1 << 13), 1, 1], pa.int32()), [value, "y" * 999]
+            )
+            lists = pa.ListArray.from_arrays(ends, texts)
+            nested = pa.StructArray.from_arrays([pa.array(range(3)), lists], ["n", "l"])
+            maps = pa.MapArray.from_arrays(ends, pa.array(np.arange(len(texts))), texts)
+            for name, column in {"list": lists, "struct": nested, "map": maps}.items():
+                data = whole(written(pa.table({"a": column}), 9, write_statistics=False, store_schema=False))
+                index = Parquet().index(data, "x")
+                source = Parquet().source(data, index)
+                before = pa.default_memory_pool().max_memory()
+                if right:
+                    assert len(repr(Parquet().read(source, index, 0, "x"))) > 30 << 13, name
+                else:
+                    with pytest.raises(FormatError, match="more than"):
+                        Parquet().read(source, index, 0, "x")
+                assert pa.default_memory_pool().max_memory() < before + (8 << 20), name
 
     @pytest.mark.parametrize("error", [MemoryError, pa.ArrowMemoryError])
     def test_memory_that_runs_out_is_no_damage(self, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
@@ -287,6 +311,32 @@ class TestDamage:
             with pytest.raises(MemoryError):
                 Parquet().read(source, index, 0, "x", frozenset(["n"]))
         assert Parquet().read(source, index, 0, "x")["n"] == 0
+
+    @pytest.mark.parametrize("version", ["1.0", "2.0"])
+    @pytest.mark.parametrize("codec", ["none", "snappy", "zstd"])
+    def test_strings_in_lists_that_share_beginnings(
+        self, monkeypatch: pytest.MonkeyPatch, version: str, codec: str
+    ) -> None:
+        monkeypatch.setattr(parquet_groups, "MOST", 4 << 20)
+        rng = random.Random(3)
+        mixed = ["abc"[: rng.randrange(4)] * rng.randrange(90) for _ in range(5000)]
+        for values, right in ((["x" * 8192] * 8192, False), (["x" * 200] * 8192, True), (mixed, True)):
+            table = pa.table({"a": [values[:7], [], None, values[7:]]})
+            options: dict[str, Any] = {"compression": codec, "data_page_version": version, "write_statistics": False}
+            options |= {"use_dictionary": False, "column_encoding": {"a.list.element": "DELTA_BYTE_ARRAY"}}
+            data = whole(written(table, 9, data_page_size=1000, **options))
+            index = Parquet().index(data, "x")
+            chunk = Chunk(*index.chunks[0, 0].tolist())
+            size = decoded_size(data, chunk, 1 << 60)
+            exact = sum(map(len, values))
+            raw = int(index.chunks[0, 0, 2])
+            assert exact <= size <= exact + raw and decoded_size(data, chunk, 100) > 100
+            source = Parquet().source(data, index)
+            if right:
+                assert [Parquet().read(source, index, i, "x")["a"] for i in range(4)] == table["a"].to_pylist()
+            else:
+                with pytest.raises(FormatError, match="more than"):
+                    Parquet().read(source, index, 0, "x")
 
 
 class TestThrift:
