@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from loader.formats import Arrow, Format, Parquet
@@ -97,6 +97,10 @@ def check(format: Format, data: bytes, table: Any) -> None:
 @settings(max_examples=60, deadline=None)
 @given(tables(), st.sampled_from([pa.ipc.new_file, pa.ipc.new_stream]), st.sampled_from([None, "lz4", "zstd"]))
 def test_arrow(table: Any, new: Any, codec: str | None) -> None:
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid:
+        assume(False)  # pyarrow gives null structs of dictionaries numbers that it then finds to be out of bounds
     out = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=codec, unify_dictionaries=new is pa.ipc.new_file)
     with new(out, table.schema, options=options) as writer:

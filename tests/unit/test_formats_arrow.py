@@ -267,6 +267,38 @@ class TestWeight:
         with pytest.raises(FormatError, match="take no bytes"):
             one(pa.FixedSizeListArray.from_arrays(inner, 1025))
 
+    def test_values_shared_by_values_that_are_shared(self) -> None:
+        """Each level holds the one below a thousand times."""
+        first, count = pa.array(np.zeros(1000, np.int32)), pa.array(np.full(1000, 1000, np.int32))
+        numbers = views = pa.array(range(1000))
+        for _ in range(4):
+            views = pa.ListViewArray.from_arrays(first, count, views)
+        texts = pa.array([b"x" * 100_000])
+        ends = pa.array([0, 100_000], pa.int32())
+        bytes_again = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int8)), texts)
+        for array in (views, pa.ListArray.from_arrays(ends, bytes_again), long_list(views_of(b"x" * 100_000, 100_000))):
+            with pytest.raises(FormatError, match="one value takes"):
+                one(array)
+        small = pa.ListViewArray.from_arrays(first[:2], count[:2], numbers)
+        assert one(pa.ListViewArray.from_arrays([0, 1, 0], [2, 1, 0], small))[2] == []
+
+    def test_what_shares_values_in_lists_is_read(self) -> None:
+        words = pa.array(["a", "bb", None, "a"]).dictionary_encode()
+        at = pa.array([0, 1, 3, 4], pa.int32())
+        runs = pa.RunEndEncodedArray.from_arrays(pa.array([1, 4], pa.int32()), pa.array(["x", "y"]))
+        union = pa.UnionArray.from_dense(pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [words, runs])
+        assert one(pa.ListArray.from_arrays(at, words)) == [["a"], ["bb", None], ["a"]]
+        assert one(pa.ListArray.from_arrays(at, words).slice(1)) == [["bb", None], ["a"]]
+        assert one(pa.ListArray.from_arrays(at, runs)) == [["x"], ["y", "y"], ["y"]]
+        assert one(pa.FixedSizeListArray.from_arrays(words, 2)) == [["a", "bb"], [None, "a"]]
+        assert one(pa.StructArray.from_arrays([words, words], ["p", "q"]))[1] == {"p": "bb", "q": "bb"}
+        assert one(union) == ["a", "x"]
+        assert one(pa.MapArray.from_arrays(at, pa.array(range(4)), words))[2] == [(3, "a")]
+        nested = pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), pa.array([[1], [2, 3]]))
+        assert [None if v is None else v.tolist() for v in one(nested)] == [[2, 3], None, [1]]
+        empty = pa.DictionaryArray.from_arrays(pa.array([None], pa.int8()), pa.array([], pa.list_(pa.int8())))
+        assert one(empty) == [None]
+
     def test_as_many_as_rows_are_right(self) -> None:
         assert one(pa.array([[None, None], [], None], pa.list_(pa.null()))) == [[None, None], [], None]
         rows = pa.LargeListArray.from_arrays(np.arange(MANY + 1), pa.nulls(MANY))
