@@ -73,6 +73,46 @@ def growing(rng: random.Random) -> dict[str, bytes]:
     return {"t.arrows": out.getvalue()}
 
 
+def prefixed(rng: random.Random) -> dict[str, bytes]:
+    """Strings that are told by the one before, in rows and in lists, and a dictionary in lists."""
+    words = [f"word {rng.randrange(40):02d}" for _ in range(60)]
+    lists = [words[at : at + 3] for at in range(0, 60, 3)]
+    columns = {"word": words[:20], "words": lists, "again": lists, "fixed": pa.array([b"abcd"] * 20, pa.binary(4))}
+    encodings = {"word": "DELTA_BYTE_ARRAY", "words.list.element": "DELTA_BYTE_ARRAY", "fixed": "DELTA_BYTE_ARRAY"}
+    out = io.BytesIO()
+    pq.write_table(
+        pa.table(columns),
+        out,
+        row_group_size=11,
+        use_dictionary=["again"],
+        column_encoding=encodings,
+        compression="none",
+    )
+    return {"t.parquet": out.getvalue()}
+
+
+def shared(rng: random.Random) -> dict[str, bytes]:
+    """Values that take no bytes, and values that several cells share."""
+    words = pa.array(["a", "a word of more than twelve bytes", None, "bb"])
+    first, count = pa.array([0, 2, 1, 0], pa.int32()), pa.array([2, 2, 0, 4], pa.int32())
+    ends = pa.array([0, 2, 3, 3, 4], pa.int32())
+    columns = {
+        "nulls": pa.array([[None], [], [None] * rng.randrange(1, 5), None], pa.list_(pa.null())),
+        "text": words.cast(pa.string_view()),
+        "blob": pa.array([b"x" * 20, b"y", b"", None], pa.binary_view()),
+        "views": pa.ListViewArray.from_arrays(first, count, words.dictionary_encode()),
+        "runs": pa.ListArray.from_arrays(
+            ends, pa.RunEndEncodedArray.from_arrays(pa.array([1, 4], pa.int32()), words[:2])
+        ),
+        "lists": pa.DictionaryArray.from_arrays(pa.array([1, 0, None, 1]), pa.array([[1], [2, 3]])),
+    }
+    batch = pa.record_batch(columns)
+    out = io.BytesIO()
+    with pa.ipc.new_file(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    return {"t.arrow": out.getvalue()}
+
+
 CASES = [
     Case("parquet", parquet(compression="none", use_dictionary=False), loader.open_shard),
     Case("parquet-dictionary", parquet(compression="snappy", write_page_index=True), loader.open_shard),
@@ -86,4 +126,6 @@ CASES = [
     Case("arrow-stream", arrow(pa.ipc.new_stream, None), loader.open_shard),
     Case("arrow-stream-zstd", arrow(pa.ipc.new_stream, "zstd"), loader.open_shard),
     Case("arrow-stream-growing", growing, loader.open_shard),
+    Case("arrow-file-shared", shared, loader.open_shard),
+    Case("parquet-prefixes", prefixed, loader.open_shard),
 ]
