@@ -8,6 +8,7 @@ On purpose different from zarr-python:
 
 * A chunk reads as the fill value only if it is absent. One that may not be read, or was listed and is gone, raises.
 * What a chunk declares of its size is checked before a codec allocates for it, and pickles are not unpickled unasked.
+* Chunks that are compressed twice are refused: what the inner codec makes of them has no bound.
 * Rows of uncompressed arrays are writable views of the mapped chunks. Values come in the machine's byte order.
 * Arrays without axes belong to no sample and are left out.
 """
