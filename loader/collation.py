@@ -89,6 +89,11 @@ def allocator() -> Allocator:
     return _private if get_worker_info() is None else _shared
 
 
+def allocates_privately() -> bool:
+    """Whether a batch made here stays in this process, in memory of its own."""
+    return _ALLOCATOR.get() is None and get_worker_info() is None
+
+
 @contextmanager
 def allocating(chosen: Allocator) -> Iterator[None]:
     """Let :func:`collate` put the batches of this thread into memory from ``chosen`` meanwhile."""

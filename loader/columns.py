@@ -12,7 +12,7 @@ import torch
 
 from cachefs.errors import DataError, MissingField
 
-from .collation import allocator, collate_values, stackable
+from .collation import allocates_privately, allocator, collate_values, stackable
 from .decoders import to_tensor
 from .formats import Format
 from .permute import Int64s
@@ -92,10 +92,22 @@ def _by_shard(places: Places) -> tuple[list[tuple[int, Int64s]], Int64s | None]:
 
 
 def _joined(parts: list[Any], order: Int64s | None) -> Any:
+    if order is None:  # then there is one part
+        return _whole(parts[0])
     if all(isinstance(part, np.ndarray) for part in parts) and len({(p.dtype, p.shape[1:]) for p in parts}) == 1:
         return _tensor(parts, order)
     values = [value for part in parts for value in part]
-    return collate_values(values if order is None else [values[at] for at in order.tolist()])
+    return collate_values([values[at] for at in order.tolist()])
+
+
+def _whole(part: Any) -> Any:
+    """One shard's values: an array becomes a tensor over the same memory where this process keeps it."""
+    if not isinstance(part, np.ndarray):
+        return collate_values(part)
+    flags = part.flags
+    if allocates_privately() and flags.writeable and flags.aligned and flags.c_contiguous and part.dtype.isnative:
+        return torch.from_numpy(part) if stackable(part.dtype) else collate_values(list(part))
+    return _tensor([part], None)
 
 
 def _tensor(parts: list[Any], order: Int64s | None) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,30 +64,38 @@ def flat_values(column: Any) -> npt.NDArray[Any] | None:
     return numbers(column.buffers()[1], stored, column.offset, len(column)).astype(shown, copy=False)
 
 
+_WORTH_A_TAKE = 128
+"""Texts, from which on a call of Arrow's library costs less than cutting them one by one."""
+
+
 def text_cells(column: Any) -> Cells:
     import pyarrow as pa
 
     at = offsets_of(column, pa.types.is_large_string(column.type))
     chars = memory(column.buffers()[2]).data
     valid = validity(column)
-    many = some_null(_texts(chars, at), valid)
+    many = _texts(column, some_null(lambda rows: [str(chars[a:b], "utf-8") for a, b in both(rows)], valid))
+    both = spans(at)
     if valid is None:
         return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8"), many=many)
     return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8") if valid[i] else None, many=many)
 
 
-def _texts(chars: memoryview, at: memoryview) -> Callable[[Rows], list[Any]]:
-    both = spans(at)
-    offsets = np.asarray(at)
+def _texts(column: Any, one_by_one: Callable[[Rows], list[Any]]) -> Callable[[Rows], list[Any]]:
+    """Many texts, made by Arrow's library; where one is no UTF-8, as ``one_by_one`` has it (which raises)."""
+    import pyarrow as pa
 
     def many(rows: Rows) -> list[Any]:
         first, last = int(rows[0]), int(rows[-1])
-        if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
-            whole = bytes(chars[at[first] : at[last + 1]])
-            if whole.isascii():  # one text, cut where the cells meet
-                text = whole.decode("ascii")
-                return [text[a:b] for a, b in pairwise((offsets[first : last + 2] - offsets[first]).tolist())]
-        return [str(chars[a:b], "utf-8") for a, b in both(rows)]
+        in_order = last - first == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
+        if not in_order and len(rows) < _WORTH_A_TAKE:
+            return one_by_one(rows)
+        picked = column.slice(first, len(rows)) if in_order else column.take(pa.array(rows))
+        try:
+            values: list[Any] = picked.to_numpy(zero_copy_only=False).tolist()
+        except (UnicodeDecodeError, pa.ArrowException):
+            return one_by_one(rows)
+        return values
 
     return many
 
