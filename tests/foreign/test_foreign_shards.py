@@ -162,5 +162,5 @@ def test_headerless_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llmc_train.bin", "megatron_u16.idx"])
 def test_files_with_a_header_are_not_taken_for_headerless_ones(name: str) -> None:
-    with pytest.raises(FormatError, match="its bytes are (llmc|megatron), not tokens"):
+    with pytest.raises(FormatError, match=r"its bytes are (llmc|megatron), not tokens"):
         loader.open_shard(DATA / "tokens" / name, format=formats.Tokens(length=10))
