@@ -13,6 +13,8 @@ from ..errors import CacheBusy, CacheError, ConfigError, DiskFault
 from .fileops import FileOps
 
 LOCK = "lock"
+_DAEMON_S = re.compile(r"daemon\.(log|json).*")
+"""What a daemon leaves that could not open the cache when it started."""
 _TREE = re.compile(r"nearflash-v\d+")
 """The tree of :mod:`.layout`, of any version."""
 _MADE_BY_A_FILE_SYSTEM = {"lost+found"}
@@ -84,7 +86,11 @@ def prepare_directory(cache_dir: Path, socket: Path) -> None:
             url=str(cache_dir),
             hint="set cache_dir to a directory of your own",
         )
-    foreign = sorted(name for name in names - _MADE_BY_A_FILE_SYSTEM if not name.startswith(socket.name))
+    foreign = sorted(
+        name
+        for name in names - _MADE_BY_A_FILE_SYSTEM
+        if not name.startswith(socket.name) and not _DAEMON_S.fullmatch(name)
+    )
     if foreign and not any(name == LOCK or _TREE.fullmatch(name) for name in names):
         raise CacheError(
             f"is no cache and holds other things ({foreign[0]!r}{' ...' if len(foreign) > 1 else ''})",
