@@ -223,7 +223,7 @@ def open_mapped(
         try:
             return found, found.open(objects, url, index=index, unpacked=unpacked, part=part)
         except FormatError as e:
-            other = None if chosen is None else _other_format(objects, url, chosen)
+            other = None if chosen is None or e.hint else _other_format(objects, url, chosen)
             if other is None:
                 raise
             raise FormatError(
