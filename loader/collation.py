@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from cachefs.errors import ConfigError, DataError
 
 from .arenasend import ragged, shared_bytes
-from .sample import Sample, Stamp, batch_type
+from .sample import Batch, Sample, Stamp, batch_type
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -33,10 +33,15 @@ def collate(samples: Sequence[Any]) -> Any:
     * arrays and tensors that differ in shape stay a list (*ragged*), as do ``str``, ``bytes`` and all other objects;
     * nested mappings and tuples are collated in turn where their structure agrees, else kept as a list.
 
+    A :class:`~loader.sample.Batch` is returned as it is, so that ``DataLoader(dataset.batched(), batch_size=None)`` can
+    be given this function instead of torch's own conversion, which knows no times and looks into every list.
+
     In a DataLoader worker tensors are stacked straight into shared memory (``loader.arena``). Raises ``DataError`` when
     samples have different fields (say what to do), ``ConfigError`` when the DataLoader's ``batch_size`` is not the data
     set's.
     """
+    if isinstance(samples, Batch):
+        return samples
     if not samples:
         raise DataError("an empty list of samples cannot be collated")
     first = samples[0]

@@ -12,6 +12,7 @@ the digest differ: those of a progressive one do not look at counts, not even on
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class Manifest:
         """All of it as msgpack, for :meth:`from_bytes`."""
         return msgspec.msgpack.encode(
             _Wire(
-                shards=[(stat.url, stat.size, stat.version) for stat in self.shards],
+                shards=[(os.fsencode(stat.url), stat.size, stat.version) for stat in self.shards],
                 counts=self.counts.tolist(),
                 sizes=self.sizes.tolist(),
                 raw_sizes=None if self.raw_sizes is None else self.raw_sizes.tolist(),
@@ -137,7 +138,7 @@ class Manifest:
         named = KINDS[wire.format].from_options(options)
         chosen = named if format is None else format.completed(named)
         return cls(
-            shards=tuple(ObjectStat(*shard) for shard in wire.shards),
+            shards=tuple(ObjectStat(os.fsdecode(url), size, version) for url, size, version in wire.shards),
             counts=np.array(wire.counts, dtype=np.int64),
             sizes=np.array(wire.sizes, dtype=np.int64),
             raw_sizes=None if wire.raw_sizes is None else np.array(wire.raw_sizes, dtype=np.int64),
@@ -158,7 +159,7 @@ _OrMinusOne: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 
 
 class _Wire(msgspec.Struct):
-    shards: list[tuple[str, _Whole, str]]
+    shards: list[tuple[bytes, _Whole, str]]  # a local name need not be UTF-8
     counts: list[Annotated[int, msgspec.Meta(ge=-1, le=MOST_SAMPLES)]]
     sizes: list[_Whole]
     raw_sizes: list[_OrMinusOne] | None

@@ -163,7 +163,7 @@ class Pipeline(Generic[Item, Result]):
                 del result
             except BaseException as e:  # noqa: BLE001 - whatever it is, it is raised to the consumer
                 e.add_note("in the loader's reading stage")
-                done = _Done(None, e, 0)
+                done = _Done(None, _no_end(e), 0)
             del item
             with self._state:
                 self.times.planning += planned - began
@@ -224,6 +224,15 @@ class Pipeline(Generic[Item, Result]):
             if thread is not own and thread.is_alive():
                 thread.join(max(until - self._clock.monotonic(), 0.0))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+
+
+def _no_end(error: BaseException) -> BaseException:
+    """An error that the consumer does not take for the end of the iteration."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError("StopIteration was raised in the loader's reading stage (by a collate_fn?)")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _close(pipeline: weakref.ref[Any]) -> None:

@@ -153,7 +153,10 @@ class SampleReader:
             result = transform(sample, self._generator(number))
         except BaseException as e:
             shard, i = number >> 32, number & 0xFFFFFFFF
-            e.add_note(f"in the transform of sample {i} of shard {shard}: {self.pool.url(shard)}")
+            where = f"in the transform of sample {i} of shard {shard}: {self.pool.url(shard)}"
+            if isinstance(e, StopIteration):  # which would end the epoch of whoever iterates, without a word
+                raise RuntimeError(f"StopIteration {where}") from e
+            e.add_note(where)
             raise
         return Sample(result) if type(result) is dict else result
 

@@ -218,3 +218,14 @@ def test_what_no_tensor_holds_stays_as_it_is(tmp_path: Path) -> None:
     first, second = loader.ShardDataset(tmp_path / "x.parquet", batch_size=1, shuffle=False, decode="torch")
     assert first["at"] == np.datetime64("1970-01-02") and first["text"] == "a" and first["n"] == torch.tensor(1)
     assert list(second.values()) == [None, None, None]
+
+
+def test_times_go_through_a_data_loader_of_whole_batches(tmp_path: Path) -> None:
+    times = pa.array([1, 2, None, 4], pa.timestamp("us"))
+    pq.write_table(pa.table({"when": times, "x": [1, 2, 3, 4]}), tmp_path / "t.parquet")
+    ds = loader.ShardDataset(tmp_path / "t.parquet", batch_size=4, shuffle=False)
+    for workers in (0, 1):
+        ds.set_epoch(0)
+        [batch] = DataLoader(ds.batched(), batch_size=None, num_workers=workers, collate_fn=loader.collate)
+        assert list(batch["when"]) == [np.datetime64(i, "us") if i else None for i in (1, 2, 0, 4)]
+        assert batch["x"].tolist() == [1, 2, 3, 4] and ds.state_after(batch)

@@ -346,3 +346,12 @@ class TestMixed:
         (tmp_path / "000.tar").write_bytes(raw[:530])
         with pytest.raises(FormatError, match="cut off"):
             loader.open_shard(tmp_path / "000.tar", "webdataset")
+
+    def test_names_need_not_be_utf_8(self, tmp_path: Path) -> None:
+        name = os.fsdecode(b"bad\xff.tar")
+        write_tars(tmp_path / "tars", [3])
+        (tmp_path / "tars" / "000.tar").rename(tmp_path / "tars" / name)
+        ds = loader.ShardDataset(tmp_path / "tars", batch_size=1)
+        assert len(list(ds)) == 3
+        ds.save_manifest(tmp_path / "odd.manifest")
+        assert len(list(loader.ShardDataset(tmp_path / "odd.manifest", batch_size=1))) == 3

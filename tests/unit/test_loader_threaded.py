@@ -377,3 +377,20 @@ def test_images_decode_in_threads(tmp_path: Path) -> None:
     for batch in loader.Loader(ds, threads=3):
         assert batch["png"].shape == (8, 3, 16, 16)
         assert batch["png"][:, 0, 0, 0].tolist() == batch["cls"].tolist()
+
+
+def test_a_transform_that_stops_the_iteration_ends_no_epoch(tmp_path: Path) -> None:
+    write_mds(tmp_path, [12])
+
+    def transform(sample: Any, rng: Any) -> Any:
+        return next(iter([])) if sample["id"] == 5 else sample
+
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": False}
+    ds = loader.ShardDataset(tmp_path, transform=transform, **options)
+    for read in (ds, ds.batched(), loader.Loader(ds)):
+        ds.set_epoch(ds.epoch)
+        with pytest.raises(RuntimeError, match="StopIteration in the transform of sample 5"):
+            list(read)
+    ends = loader.Loader(loader.ShardDataset(tmp_path, **options), collate_fn=lambda samples: next(iter([])))
+    with pytest.raises(RuntimeError, match="reading stage"):
+        list(ends)
