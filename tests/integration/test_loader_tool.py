@@ -72,11 +72,17 @@ def test_a_reader_that_has_seen_enough(large: Path) -> None:
         assert process.stderr.read() == b""
 
 
+def _heeds_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job is born with it ignored
+
+
 @pytest.mark.parametrize("command", ["check", "convert"])
 def test_an_interrupt_ends_it_at_once_and_leaves_nothing(command: str, large: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = {"check": ["check", str(large)], "convert": ["convert", str(large), str(out), "--to", "mds"]}[command]
-    with subprocess.Popen([*COMMAND, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*COMMAND, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_heeds_interrupts
+    ) as process:
         assert process.stderr is not None
         if command == "convert":
             wait_until(lambda: (out / STAGE).exists())
