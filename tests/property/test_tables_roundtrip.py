@@ -94,13 +94,19 @@ def check(format: Format, data: bytes, table: Any) -> None:
         assert repr(only) == repr([{name: sample[name]} for sample in found])
 
 
+def sound(table: Any) -> bool:
+    """Whether pyarrow believes it itself: it gives null structs of dictionaries numbers that are out of bounds."""
+    try:
+        table.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowIndexError):
+        return False
+    return True
+
+
 @settings(max_examples=60, deadline=None)
 @given(tables(), st.sampled_from([pa.ipc.new_file, pa.ipc.new_stream]), st.sampled_from([None, "lz4", "zstd"]))
 def test_arrow(table: Any, new: Any, codec: str | None) -> None:
-    try:
-        table.validate(full=True)
-    except pa.ArrowInvalid:
-        assume(False)  # pyarrow gives null structs of dictionaries numbers that it then finds to be out of bounds
+    assume(sound(table))
     out = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=codec, unify_dictionaries=new is pa.ipc.new_file)
     with new(out, table.schema, options=options) as writer:
@@ -117,6 +123,7 @@ def test_arrow(table: Any, new: Any, codec: str | None) -> None:
     st.sampled_from(["1.0", "2.0"]),
 )
 def test_parquet(table: Any, size: int, codec: str, dictionary: bool, version: str) -> None:
+    assume(sound(table))
     out = io.BytesIO()
     pq.write_table(
         table,
