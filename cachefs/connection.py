@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import struct
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,7 @@ class Connection:
         """The moment (monotonic) at which sending and receiving end, however long the daemon may be silent."""
         self._clock = clock
         self._sock = sock
+        weakref.finalize(self, sock.close)  # a client that is dropped without a close is no mistake worth a warning
         self._frames = FrameBuffer()
         self._timeout: float | None = None
         self._fresh_lease = False

@@ -24,7 +24,7 @@ from .arenasend import ragged, shared_bytes
 from .sample import Batch, Sample, Stamp, batch_type
 
 
-def collate(samples: Sequence[Any]) -> Any:
+def collate(samples: Sequence[Any] | Batch) -> Any:
     """A batch from samples that are all mappings, all tuples or lists of one length, or all single values.
 
     Mappings become a :class:`~loader.sample.Batch` with the same fields. Per field (or place):

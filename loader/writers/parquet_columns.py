@@ -5,7 +5,8 @@ Python, numpy                          Arrow
 =====================================  ================================================================================
 ``bytes``, 1-D ``uint8`` array         ``binary``
 ``str``, ``bool``                      ``string``, ``bool``
-``int``; ``float``                     ``int64`` (``uint64`` if one of the first needs it); ``double``, mixed too
+``int``; ``float``                     ``int64`` (``uint64`` if one of the first needs it; JSON text if neither holds
+                                       all of these); ``double``, mixed too
 ``Decimal``, dates and times           what pyarrow makes of them
 numpy number                           its own type
 array                                  ``list`` of its type, one level an axis
@@ -65,7 +66,8 @@ def choose(values: Sequence[Any]) -> ArrowColumn:
     there = [value for value in values if value is not None]
     kinds = {_kind(value) for value in there}
     if kinds <= {"int", "float"} and kinds:
-        return ArrowColumn(_number(there, kinds))
+        number = _number(there, kinds)
+        return ArrowColumn(pa.string(), text=True) if number is None else ArrowColumn(number)
     if not kinds:
         return ArrowColumn(pa.null())
     if len(kinds) == 1:
@@ -107,14 +109,16 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def _number(values: Sequence[Any], kinds: set[str]) -> pa.DataType:
+def _number(values: Sequence[Any], kinds: set[str]) -> pa.DataType | None:
+    """``None``: integers that fit no type together, which become JSON text."""
     import pyarrow as pa
 
     if "float" in kinds:
         return pa.float64()
-    if max(values) < 1 << 63:
+    least, most = min(values), max(values)
+    if -(1 << 63) <= least and most < 1 << 63:
         return pa.int64()
-    return pa.uint64()
+    return pa.uint64() if least >= 0 and most < 1 << 64 else None
 
 
 def _regular(values: Sequence[Any], found: pa.DataType) -> bool:

@@ -20,6 +20,7 @@ from cachefs.errors import ConfigError, DataError, EmptyDataset
 from loader.writers import WRITERS, Placed, WriteOptions, Written, open_output
 from loader.writers.mds_columns import choose
 from loader.writers.output import STAGE
+from loader.writers.parquet_columns import choose
 
 
 def placed(samples: list[dict[str, Any]]) -> Iterator[Placed]:
@@ -295,3 +296,9 @@ def test_what_others_put_there_meanwhile_stays(tmp_path: Path) -> None:
         output.put("mine", b"1")
         (out / "theirs").write_bytes(b"2")
     assert [path.name for path in out.iterdir()] == ["theirs"]
+
+
+def test_integers_that_no_arrow_type_holds_are_text() -> None:
+    assert not choose([1, -(1 << 63)]).text and not choose([1, (1 << 64) - 1]).text
+    for values in ([1, -(1 << 63) - 1], [-1, 1 << 63], [1, 1 << 64]):
+        assert choose(values).text
