@@ -20,7 +20,7 @@ from cachefs.errors import ConfigError, DataError, EmptyDataset
 from loader.writers import WRITERS, Placed, WriteOptions, Written, open_output
 from loader.writers.mds_columns import choose
 from loader.writers.output import STAGE
-from loader.writers.parquet_columns import choose
+from loader.writers.parquet_columns import choose as choose_arrow
 
 
 def placed(samples: list[dict[str, Any]]) -> Iterator[Placed]:
@@ -299,6 +299,6 @@ def test_what_others_put_there_meanwhile_stays(tmp_path: Path) -> None:
 
 
 def test_integers_that_no_arrow_type_holds_are_text() -> None:
-    assert not choose([1, -(1 << 63)]).text and not choose([1, (1 << 64) - 1]).text
+    assert not choose_arrow([1, -(1 << 63)]).text and not choose_arrow([1, (1 << 64) - 1]).text
     for values in ([1, -(1 << 63) - 1], [-1, 1 << 63], [1, 1 << 64]):
-        assert choose(values).text
+        assert choose_arrow(values).text
