@@ -23,6 +23,7 @@ import torch
 
 from .arenamap import SLOTS, ArenaMap
 from .arenaspace import Space
+from .forks import FORKS
 
 ARENA_BYTES = 1 << 30
 """Most bytes of a worker's batches that are under way or in use at once, in its arena. Takes memory as it is used."""
@@ -62,13 +63,10 @@ class Arena:
         self._map.key = secrets.randbits(63) | 1
         self._name = ArenaName(os.getpid(), self._fd, self._map.key, size)
         self._held = bytearray(SLOTS)  # slots whose tensors are alive in this process
-        self._kept: set[int] = set()
         self._space = Space(size, SLOTS, self._busy)
         self._first = int(self._map.array(0, 1).ctypes.data)
         self._size = size
         self._lock = threading.Lock()
-        weak = weakref.ref(self)
-        os.register_at_fork(before=lambda: _keep(weak))
 
     @classmethod
     def make(cls) -> Arena | None:
@@ -83,8 +81,10 @@ class Arena:
     def take(self, nbytes: int) -> torch.Tensor | None:
         """Uninitialised memory as a flat uint8 tensor; ``None`` if there is no place for it now.
 
-        Its place is free again when this tensor and all its views are gone, here and where they were sent.
+        Its place is free again when this tensor and all its views are gone, here and where they were sent, and in
+        children that were forked meanwhile.
         """
+        FORKS.settle()
         with self._lock:
             block = self._space.take(nbytes)
             if block is None:
@@ -92,7 +92,8 @@ class Arena:
             self._held[block.slot] = 1
         array = self._map.array(block.offset, nbytes)
         # a tensor's storage holds this very array: when it dies nobody here sees the memory any more
-        weakref.finalize(array, self._let_go, block.slot).atexit = False
+        use = FORKS.use(self._let_go, block.slot)
+        weakref.finalize(array, use.end).atexit = False
         return torch.from_numpy(array)
 
     def send(self, storage: torch.UntypedStorage) -> Sent | None:
@@ -115,15 +116,4 @@ class Arena:
 
     def _let_go(self, slot: int) -> None:
         # takes no lock: the garbage collector may run it in a thread that holds it
-        if slot not in self._kept:
-            self._held[slot] = 0
-
-    def keep_held(self) -> None:
-        """A child is being forked and sees what is alive here: its memory is not used again."""
-        self._kept.update(slot for slot in range(SLOTS) if self._held[slot])
-
-
-def _keep(weak: weakref.ref[Arena]) -> None:
-    arena = weak()
-    if arena is not None:
-        arena.keep_held()
+        self._held[slot] = 0

@@ -2,7 +2,8 @@
 
 A worker's arena is mapped when its first tensor arrives and kept until its process object is gone (DataLoader's
 iterator holds it) and the last tensor over it, whichever is later. What arrives is an ordinary tensor; when it and all
-its views are gone its ticket is given back, and the worker may use the place for another batch.
+its views are gone, here and in children that were forked meanwhile (``loader.forks``), its ticket is given back, and
+the worker may use the place for another batch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cachefs.errors import DataError
 
 from .arena import ArenaName, Sent
 from .arenamap import ArenaMap
+from .forks import FORKS
 
 
 class ArenaView:
@@ -25,16 +27,13 @@ class ArenaView:
 
     def __init__(self, fd: int, name: ArenaName) -> None:
         self._map = ArenaMap(fd, name.size)
-        self._pid = os.getpid()
-        self._live: set[int] = set()
-        self._kept: set[int] = set()
 
     def storage(self, sent: Sent) -> torch.UntypedStorage:
         """The memory of a tensor that arrived."""
         array = self._map.array(sent.offset, sent.nbytes)
-        self._live.add(sent.ticket)
         # holds this view, and so its map, as long as the memory is in use
-        weakref.finalize(array, self._give_back, sent.ticket).atexit = False
+        use = FORKS.use(self._give_back, sent.ticket)
+        weakref.finalize(array, use.end).atexit = False
         return torch.from_numpy(array).untyped_storage()
 
     def adopt(self) -> None:
@@ -42,14 +41,7 @@ class ArenaView:
         self._map.adopt()
 
     def _give_back(self, ticket: int) -> None:
-        if os.getpid() != self._pid or ticket in self._kept:
-            return  # a forked child's copy of a tensor, or one that a forked child has
-        self._live.discard(ticket)
         self._map.give_back(ticket)
-
-    def keep_live(self) -> None:
-        """A child is being forked and sees the tensors that are alive here: the worker must not write over them."""
-        self._kept.update(self._live.copy())
 
 
 class Views:
@@ -62,7 +54,6 @@ class Views:
     def __init__(self) -> None:
         self._alive: weakref.WeakValueDictionary[int, ArenaView] = weakref.WeakValueDictionary()
         self._adopted: dict[int, ArenaView] = {}
-        self._watched = False
 
     def storage(self, sent: Sent) -> torch.UntypedStorage:
         """The memory of a tensor that arrived. Raises ``DataError`` if its arena cannot be opened any more."""
@@ -89,9 +80,6 @@ class Views:
 
     def _adopt(self, name: ArenaName, view: ArenaView) -> None:
         """Keep a view as long as its worker's process object lives, if that is a child of this process."""
-        if not self._watched:
-            self._watched = True
-            os.register_at_fork(before=self._keep_live)
         if name.key in self._adopted:
             return
         for process in multiprocessing.active_children():
@@ -100,10 +88,6 @@ class Views:
                 weakref.finalize(process, self._adopted.pop, name.key, None).atexit = False
                 view.adopt()
                 return
-
-    def _keep_live(self) -> None:
-        for view in list(self._alive.values()):
-            view.keep_live()
 
 
 def _opened(name: ArenaName) -> int:

@@ -203,6 +203,20 @@ def test_a_forked_child_keeps_what_it_sees(tokens: Path) -> None:
         child.join(60)
 
 
+def test_workers_forked_each_epoch_while_a_batch_is_bound_take_nothing_for_good(
+    tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual loop: the last batch of the training data is alive when the validation's workers are forked."""
+    monkeypatch.setattr(arena, "ARENA_BYTES", 8 * 4 * LENGTH * 8)  # eight batches; five are in use at most
+    train = load(of_tokens(tokens).batched(), workers=1, persistent_workers=True)
+    validation = load(of_tokens(tokens, batch_size=ROWS // 2).batched(), workers=1)
+    for _ in range(8):
+        for batch in train:
+            assert in_arena(batch["tokens"])
+        for _ in validation:
+            pass
+
+
 def _tell_later(batch: Any, go: Any, came: Any) -> None:
     assert go.wait(60)
     came.put(batch["tokens"].tolist())
