@@ -82,9 +82,11 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
     def _own_samples(self, stamp: Stamp) -> int:
         """How many samples of all ranks' last batch are no repeats, for ``gather_for_metrics``; 0: all are."""
+        if not (stamp.repeats and self.end_of_dataloader):
+            return 0
         rule = self._data.rule
-        repeats = stamp.end - self._data.manifest.total if rule.pad and self.end_of_dataloader else 0
-        return rule.global_batch - repeats if repeats > 0 else 0
+        size = stamp.size if rule.place.world == 1 else rule.global_batch  # one rank's may be shorter
+        return size - stamp.repeats
 
     def __len__(self) -> int:
         """Batches in a whole epoch: the same for every process."""
@@ -92,8 +94,10 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
     def set_epoch(self, epoch: int) -> None:
         """As :meth:`ShardDataset.set_epoch`."""
+        # an epoch that comes next only because a pass was broken off is not where that pass's last batch leads
+        goes_on = self.iteration == epoch == self._data.epoch
         self.iteration = epoch
-        if epoch != self._data.epoch:
+        if not goes_on:
             self._data.set_epoch(epoch)
             self._stamp = None
 
@@ -120,7 +124,7 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples of the data set."""
+        """Samples of the data set. Raises ``CountsUnknown`` where ``len`` does."""
         return self._data.manifest.total
 
 

@@ -61,22 +61,28 @@ def steps(total: int, global_batch: int, *, world: int, drop_last: bool, pad: bo
         )
     if total < 1:
         raise EmptyDataset("the data set has no sample")
+    out = about_steps(total, global_batch, world=world, drop_last=drop_last, pad=pad, start=start)
+    if out.batches == 0 and start == 0:
+        raise EmptyDataset(
+            f"{total} samples are not enough for one global batch of {global_batch}",
+            hint="use a smaller batch size, pad=True or drop_last=False",
+        )
+    if out.last < world:
+        raise ConfigError(
+            f"the last batch of {out.last} samples would leave some of the {world} ranks without any",
+            hint="use drop_last=True or pad=True",
+        )
+    return out
+
+
+def about_steps(total: int, global_batch: int, *, world: int, drop_last: bool, pad: bool, start: int = 0) -> Steps:
+    """As :func:`steps`, for a ``total`` that is a guess: refuses none, for the true one may be another."""
     full, rest = divmod(total - start, global_batch)
     if pad:
         repeats = global_batch - rest if rest else 0
         return Steps(full + (rest > 0), global_batch, world, global_batch, repeats, 0)
     if drop_last or rest == 0:
-        if full == 0 and start == 0:
-            raise EmptyDataset(
-                f"{total} samples are not enough for one global batch of {global_batch}",
-                hint="use a smaller batch size, pad=True or drop_last=False",
-            )
         return Steps(full, global_batch, world, global_batch, 0, rest)
-    if rest < world:
-        raise ConfigError(
-            f"the last batch of {rest} samples would leave some of the {world} ranks without any",
-            hint="use drop_last=True or pad=True",
-        )
     return Steps(full + 1, global_batch, world, rest, 0, 0)
 
 

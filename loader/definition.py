@@ -18,7 +18,7 @@ import numpy.ma  # noqa: F401 - np.unique imports it at first use, which in fork
 from cachefs.client import connect  # here, not at first use, for the same reason
 
 from .anchors import Anchor
-from .batches import Steps, steps
+from .batches import Steps, about_steps, steps
 from .buffers import IndexCache, ShardPool, Shards
 from .counted import CountedShards
 from .decode import Decode
@@ -176,9 +176,9 @@ class Definition:
         return self.steps_of(self.manifest.total)
 
     def steps_of(self, total: int) -> Steps:
-        """The batches of an epoch of so many samples."""
-        rule = self.rule
-        return steps(total, rule.global_batch, world=rule.place.world, drop_last=rule.drop_last, pad=rule.pad)
+        """The batches of an epoch of so many samples; none is refused while that is a guess."""
+        rule, cut = self.rule, steps if self.tally is None or self.tally.complete else about_steps
+        return cut(total, rule.global_batch, world=rule.place.world, drop_last=rule.drop_last, pad=rule.pad)
 
     def order(self, settings: OrderSettings | None, epoch: int, *, first: int = 0, upto: int = 0) -> EpochOrder:
         """An epoch's order with the positions from ``first`` to before ``upto``, as far as the epoch has them.

@@ -146,6 +146,11 @@ class PassPlan:
         self.reaching(self._behind(batch))
         return self._is_whole(batch) or batch < self.batches
 
+    def is_over(self, batch: int) -> bool:
+        """Whether the pass surely has no such batch, by what is known: waits for nothing."""
+        order = self.latest if self.reach is None else self.reach(first=self.position, upto=0)
+        return order.complete and not self.has(batch)
+
     def positions(self, batch: int) -> Int64s:
         """This rank's positions in global batch ``batch`` of the pass; ``>= order.total`` are repeats.
 
@@ -192,10 +197,11 @@ class PassPlan:
         return shard, row
 
     def stamp(self, batch: int, size: int) -> Stamp:
-        end = self._behind(batch)
+        end, repeats = self._behind(batch), 0
         if not self._is_whole(batch):
             end = min(end, self.end)
-        return Stamp(self.order.epoch, end, size, self.stop if self._cut_short else None)
+            repeats = max(0, end - self.reaching(end).settled)
+        return Stamp(self.order.epoch, end, size, self.stop if self._cut_short else None, repeats)
 
     def share(self, worker: Worker, first: int = 0) -> Iterator[tuple[int, Stamp, Places]]:
         """``(batch, stamp, places)`` of each batch that this worker reads, those before ``first`` left out."""

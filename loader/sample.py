@@ -16,13 +16,15 @@ class Stamp(NamedTuple):
 
     All samples of that part share one stamp. ``end`` is the global position behind the batch: a run that has used the
     batch goes on there. ``size`` is the number of samples in this rank's part. ``stop``: where the pass ends, if
-    that is not what its start and batch size say (see ``loader.passes``).
+    that is not what its start and batch size say (see ``loader.passes``). ``repeats``: how many samples at the end of
+    the global batch are repeats (``pad=True``).
     """
 
     epoch: int
     end: int
     size: int
     stop: int | None = None
+    repeats: int = 0
 
 
 class _Stamped(dict[str, Any]):

@@ -224,9 +224,10 @@ def passed(
 ) -> tuple[int, int]:
     """How many epochs on, and at which position, a run goes on after ``batches`` batches from ``position`` of one.
 
-    Needs no length as long as another whole batch is settled behind them.
+    Needs no length as long as another whole batch is settled behind them: and does not look at it then, so that what it
+    raises of an epoch's end does not depend on what a rank happens to know.
     """
-    if not order.complete and position + (batches + 1) * global_batch <= order.settled:
+    if position + (batches + 1) * global_batch <= order.settled:
         return 0, position + batches * global_batch
     total = order.total
     rest = steps(total, global_batch, world=world, drop_last=drop_last, pad=pad, start=position).batches

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 WAIT: Final = 600.0
-"""Seconds without any new count after which waiting ends; what a thread asks for has deadlines of its own."""
+"""Seconds without any new count after which waiting ends; a thread that is at what is waited for has deadlines."""
 _THREADS: Final = 4
 _AHEAD: Final = 16
 _PAUSE: Final = 0.05
@@ -77,9 +77,8 @@ class Tally:
 
     def counts(self) -> Int64s:
         """Samples of each shard, -1 where it is not known; 0 for a damaged shard that is skipped."""
-        numbers = self._numbers.copy()
-        out: Int64s = np.where(numbers == _DAMAGED, 0, numbers - 1)
-        return out
+        numbers: Int64s = self._numbers.copy()
+        return np.where(numbers == _DAMAGED, 0, numbers - 1)
 
     def of(self, number: int) -> int:
         """Samples of one shard, -1 where that is not known."""
@@ -119,7 +118,8 @@ class Tally:
         """Wait until these are counted, before all that is merely wanted.
 
         Raises what is wrong with one of them: a damaged shard's ``DataError``, or what the client raises; and
-        ``DeadlineExceeded`` after :data:`WAIT` seconds in which nothing was counted.
+        ``DeadlineExceeded`` after :data:`WAIT` seconds in which nothing was counted and no thread here was at one of
+        these. Of several errors it is the first in their order, the same in all processes.
         """
         desk, key = self._desk(), threading.get_ident()
         known, until = -1, 0.0
@@ -133,15 +133,15 @@ class Tally:
                     missing = shards[self._numbers[shards] == _UNKNOWN]
                     if not missing.size:
                         break
-                    if self.known > known:
+                    if self.known > known or not desk.busy.isdisjoint(missing.tolist()):
                         known, until = self.known, self._clock.monotonic() + WAIT
                     elif self._clock.monotonic() >= until:
                         raise DeadlineExceeded(
                             f"waited {WAIT:.0f} s for the samples of {len(missing)} shard(s) to be counted",
                             url=self._manifest.stat(int(missing[0])).url,
                         )
-                    if not desk.urgent[key]:
-                        desk.urgent[key].extend(n for n in missing.tolist() if n not in desk.busy)
+                    left = (n for n in missing.tolist() if n not in desk.busy and n not in desk.errors)
+                    desk.urgent[key] = desk.urgent[key] or deque(left)
                     self._hire(desk)
                     desk.changed.wait(_PAUSE)  # another process may be the one that finds it
         finally:
@@ -173,12 +173,20 @@ class Tally:
                 if not isinstance(error, DataError):
                     del desk.errors[number]  # it may work the next time
                 raise error.with_traceback(None)
+            if self._numbers[number] == _UNKNOWN:
+                return  # what may be wrong with it comes before the others' errors
 
     def _hire(self, desk: _Desk) -> None:
         """Let threads work, within the desk's lock."""
-        while desk.threads < min(_THREADS, desk.waiting):
+        while desk.threads < min(_THREADS, sum(map(len, desk.queues()))):
+            thread = threading.Thread(target=self._work, args=(desk,), name="nearflash-count", daemon=True)
+            try:
+                thread.start()  # it takes something to do once it has the lock, so it cannot end before it is counted
+            except (RuntimeError, MemoryError):
+                if not desk.threads:
+                    raise
+                return
             desk.threads += 1
-            threading.Thread(target=self._work, args=(desk,), name="nearflash-count", daemon=True).start()
 
     def _work(self, desk: _Desk) -> None:
         while True:
@@ -245,16 +253,12 @@ class _Desk:
         self._asked: set[int] = set()
         self._said = False
 
-    @property
-    def waiting(self) -> int:
-        return sum(map(len, self._queues()))
-
-    def _queues(self) -> Iterable[deque[int]]:
+    def queues(self) -> Iterable[deque[int]]:
         return [*self.urgent.values(), *self.wishes.values()]
 
     def take(self, numbers: Int64s) -> int | None:
         """The shard to count next."""
-        for queue in self._queues():
+        for queue in self.queues():
             while queue:
                 number = queue.popleft()
                 if numbers[number] == _UNKNOWN and number not in self.busy and number not in self.errors:
@@ -265,7 +269,7 @@ class _Desk:
     def soon(self, numbers: Int64s) -> list[int]:
         """Shards that are counted soon and have not been asked for."""
         out: list[int] = []
-        for queue in self._queues():
+        for queue in self.queues():
             for number in list(queue)[: _AHEAD - len(out)]:
                 if number not in self._asked and numbers[number] == _UNKNOWN:
                     out.append(number)

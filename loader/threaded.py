@@ -101,7 +101,7 @@ class Loader:
                         reading.handed_out(number, size, size)
                         yield batch if self._transfer is None else self._transfer.receive(batch)
                     del many, batch
-                if pipeline.cut_off:
+                if pipeline.cut_off and not reading.plan.is_over(reading.progress.batches):
                     raise NearflashError(
                         "this pass was ended by close(), load_state_dict() or another iter() of its Loader",
                         hint="go on with the iterator that was made last",

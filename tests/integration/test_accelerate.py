@@ -127,6 +127,37 @@ def alone(say):
             batches.set_epoch(1)
             say(f"{dispatch} {workers}", [*passes, ids(batches), ids(batches)])
 
+def counted(say):
+    # a data set that is counted while it is read: what a resumed pass or spawned workers count is not known here
+    many = out / "many"
+    accelerator = Accelerator(cpu=True)
+    def gathered(batches):
+        return [accelerator.gather_for_metrics(batch["__id__"]).tolist() for batch in batches]
+    def of(source):
+        return loader.accelerate.prepare(accelerator, source)
+    def more(**options):
+        return loader.ShardDataset(many, batch_size=4, ids=True, seed=1, pad=True, **options)
+    begun = of(more())
+    first = gathered(islice(begun, 20))
+    state = json.loads(json.dumps(begun.state_dict()))
+    for name, source in SOURCES.items():
+        batches = of(source(more()))
+        batches.load_state_dict(state)
+        say(name, first + gathered(batches))
+    say("spawned", gathered(of(load(more(), 1, "spawn"))))
+
+def chosen(say):
+    accelerator = Accelerator(cpu=True)
+    for name, source in SOURCES.items():
+        ds = make()
+        batches = loader.accelerate.prepare(accelerator, source(ds))
+        for batch in batches:
+            break
+        batches.set_epoch(1)
+        state = batches.state_dict()
+        assert (state["epoch"], state["position"]) == (1, 0), (name, state)
+        say(name, ids(batches))
+
 def wrong(say):
     accelerator = Accelerator(cpu=True)
     for source in (make(rank=0, world_size=1), DataLoader(make(), batch_size=3), DataLoader(make(), batch_size=None),
@@ -168,8 +199,18 @@ for item in sys.argv[3:]:  # imported once, then forked for every rank of every 
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     print("job", job, "ok" if not any(codes) else codes, flush=True)
 """
-JOBS = {"naive": WORLD, "prepared": WORLD, "metrics": WORLD, "states": WORLD, "wrong": WORLD, "alone": 1}
+JOBS = {
+    "naive": WORLD,
+    "prepared": WORLD,
+    "metrics": WORLD,
+    "states": WORLD,
+    "wrong": WORLD,
+    "alone": 1,
+    "counted": WORLD,
+    "chosen": WORLD,
+}
 COUNTS = [7, 5, 6, 3, 9]
+MANY = [1 + shard % 5 for shard in range(70)]
 SAMPLES = {shard << 32 | i for shard, count in enumerate(COUNTS) for i in range(count)}
 
 
@@ -185,6 +226,8 @@ def said(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, li
     """Job -> what each rank said, as pairs of a name and a value."""
     pytest.importorskip("accelerate")
     out = tmp_path_factory.mktemp("accelerate")
+    (out / "many").mkdir()
+    write_tars(out / "many", MANY)
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "NEARFLASH", "MASTER"))}
     ports = free_ports(len(JOBS))
     jobs = [f"{job}:{world}:{port}" for (job, world), port in zip(JOBS.items(), ports, strict=True)]
@@ -254,6 +297,21 @@ class TestAccelerate:
         assert len(outcomes) == 4
         for name, seen in outcomes:
             assert seen == [epochs[2][3:], epochs[3], epochs[1], epochs[2]], name
+
+    def test_metrics_of_a_data_set_that_is_counted_while_it_is_read(self, said: Any) -> None:
+        samples = sorted(shard << 32 | i for shard, count in enumerate(MANY) for i in range(count))
+        assert len(samples) % 8
+        for outcomes in said["counted"]:
+            assert len(outcomes) == 7
+            for name, batches in outcomes:
+                assert sorted(i for batch in batches for i in batch) == samples, name
+
+    def test_an_epoch_that_is_chosen_after_a_broken_off_pass(self, said: Any, folder: Path) -> None:
+        for rank, outcomes in enumerate(said["chosen"]):
+            second = passes(folder, rank, 2)[1]
+            assert len(outcomes) == 6
+            for name, seen in outcomes:
+                assert seen == second, name
 
     def test_what_does_not_fit_is_refused(self, said: Any) -> None:
         for outcomes in said["wrong"]:

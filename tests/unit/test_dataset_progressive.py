@@ -209,6 +209,20 @@ class TestLength:
         assert ds.manifest.counts.tolist() == COUNTS
         assert not counting_threads() or wait_until(lambda: not counting_threads())
 
+    @pytest.mark.parametrize("options", [{}, {"drop_last": False}, {"pad": True}])
+    def test_an_estimate_is_not_refused(self, folder: Path, options: dict[str, Any]) -> None:
+        guess = make(folder)._definition.estimated_total()
+        for size in (guess - 1, guess, guess + 1, 10 * guess):
+            ds = make(folder, global_batch_size=size, rank=1, world_size=2, **options)
+            assert 0 <= ds.estimated_len() <= 2 * size
+            ds.count()
+            if sum(COUNTS) >= size or options.get("pad"):
+                assert ds.estimated_len() == len(ds)
+            elif not options:
+                for ask in (ds.estimated_len, lambda ds=ds: len(ds)):
+                    with pytest.raises(EmptyDataset):  # by now it is certain
+                        ask()
+
     def test_lists_and_dataloaders_do_without(self, folder: Path) -> None:
         whole = sum(COUNTS) // BATCH * BATCH
         assert len(list(make(folder))) == whole
@@ -324,6 +338,23 @@ class TestResume:
         with pytest.raises(StateError, match="does not say"):
             make(folder).load_state_dict({**{k: v for k, v in state.items() if k != "known"}, "format": 1})
 
+    @pytest.mark.parametrize("counted", [False, True])
+    def test_what_a_state_raises_does_not_depend_on_what_is_known(self, folder: Path, counted: bool) -> None:
+        """The epoch's last batch is too short for two ranks: that is an error there, and not before."""
+        size = sum(COUNTS) // 3
+        size -= (sum(COUNTS) % size) == 0
+        while sum(COUNTS) % size != 1:
+            size -= 1
+        ds = make(folder, global_batch_size=size, rank=0, world_size=2, drop_last=False)
+        if counted:
+            ds.count()
+        whole, positions = sum(COUNTS) // size, []
+        with pytest.raises(ConfigError, match="last batch of 1 samples"):
+            for number, _ in enumerate(ds.batched(), 1):
+                if number < whole:
+                    positions.append(ds.state_dict()["position"])
+        assert positions == [size * number for number in range(1, whole)]
+
     def test_between_two_samples_of_a_batch_the_epochs_end_must_be_known(self, folder: Path) -> None:
         for counted in (False, True):
             ds = make(folder)
@@ -407,6 +438,28 @@ class TestDamage:
         assert len(set(ends)) == 1
         assert 0 < ends[0] < sum(COUNTS) // BATCH
 
+    def test_of_several_it_is_the_same_one_whatever_is_found_first(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import loader.tally
+
+        low, high, found = 20, 90, threading.Event()
+
+        def failing(client: Any, url: str, *args: Any, **options: Any) -> Any:
+            number = int(Path(url).stem)
+            if number == low:
+                assert found.wait(30)
+                time.sleep(0.2)
+            if number == high:
+                found.set()
+            raise FormatError("no tar", url=url)
+
+        monkeypatch.setattr(loader.tally, "open_mapped", failing)
+        tally = make(folder)._definition.tally
+        assert tally is not None
+        with pytest.raises(FormatError, match=f"{low:03d}.tar"):
+            tally.need(np.array([low, high]))
+
     def test_with_workers_too(self, damaged: tuple[Path, int]) -> None:
         folder, bad = damaged
         ends = []
@@ -458,12 +511,63 @@ class TestStopping:
         release = threading.Event()
         monkeypatch.setattr(loader.tally, "WAIT", 0.3)
         monkeypatch.setattr(loader.tally, "open_mapped", lambda *_, **__: release.wait(30))
+        tally = make(folder)._definition.tally
+        assert tally is not None
         try:
+            tally.want(self, np.arange(4))  # which keeps all threads busy
+            assert wait_until(lambda: len(tally._desk().busy) == 4)
             with pytest.raises(DeadlineExceeded, match="to be counted"):
-                next(iter(make(folder).batched()))
+                tally.need(np.array([7]))
         finally:
+            tally.forget(self)
             release.set()
         assert wait_until(lambda: not counting_threads())
+
+    def test_a_wait_does_not_end_while_the_shard_is_being_counted(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import loader.tally
+        from loader.opening import open_mapped
+
+        def slow(*args: Any, **options: Any) -> Any:
+            time.sleep(0.5)
+            return open_mapped(*args, **options)
+
+        monkeypatch.setattr(loader.tally, "WAIT", 0.1)
+        monkeypatch.setattr(loader.tally, "open_mapped", slow)
+        tally = make(folder)._definition.tally
+        assert tally is not None
+        tally.need(np.array([7]))
+        assert tally.of(7) == COUNTS[7]
+
+    def test_a_thread_that_cannot_be_started_is_not_waited_for(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started, allowed = threading.Thread.start, [0]
+
+        def start(thread: threading.Thread) -> None:
+            if thread.name == "nearflash-count":
+                if not allowed[0]:
+                    raise RuntimeError("can't start new thread")
+                allowed[0] -= 1
+            started(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        ds = make(folder)
+        for _ in range(6):
+            with pytest.raises(RuntimeError, match="can't start"):
+                next(iter(ds.batched()))
+        allowed[0] = 10**6
+        ds.set_epoch(0)
+        assert ids(ds.batched()) == batches_of(sequence(folder=folder))
+        tally = make(folder)._definition.tally
+        assert tally is not None
+        allowed[0] = 1
+        with tally._desk().changed:  # the one that starts cannot end before the next is tried
+            tally.want(self, np.arange(8))
+        allowed[0] = 10**6
+        tally.need(np.arange(8))
+        assert [tally.of(number) for number in range(8)] == COUNTS[:8]
 
     def test_what_may_work_later_is_tried_again(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         import loader.tally

@@ -88,8 +88,8 @@ def test_an_arena_is_empty_again_after_a_hundred_forks() -> None:
 @pytest.mark.parametrize("also_forks", [False, True])
 def test_it_is_kept_as_long_as_a_child_or_its_child_lives(also_forks: bool) -> None:
     arena, views = Arena(SIZE), Views()
-    for make in (lambda: arena.take(1000), lambda: arrived(arena, views)):
-        tensor = make()
+    for sent in (False, True):
+        tensor = arrived(arena, views) if sent else arena.take(1000)
         with child(also_forks=also_forks):
             del tensor
             assert not is_empty(arena)

@@ -144,6 +144,19 @@ def test_iterating_anew_ends_the_pass_under_way(tmp_path: Path) -> None:
         list(first)
 
 
+@pytest.mark.parametrize("shards", [2, 70])  # counted before the first batch, and while they are read
+def test_closing_at_the_last_batch_is_no_error(tmp_path: Path, shards: int) -> None:
+    write_tars(tmp_path, [4] * shards)
+    for window in (1, 1 << 20):  # with a full window the threads have not come to the end of the pass
+        batches = loader.Loader(loader.ShardDataset(tmp_path, batch_size=4), prefetch=window)
+        stream = iter(batches)
+        for _ in range(shards):
+            next(stream)
+        batches.close()
+        assert list(stream) == []
+        assert batches.state_dict()["epoch"] == 1
+
+
 def test_ending_one_of_two_passes_leaves_the_other_to_close(tmp_path: Path) -> None:
     write_tars(tmp_path, [40, 40])
     before = set(threading.enumerate())
