@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .epochcell import Start
     from .reading import Reading
     from .rowgather import WindowRows
+    from .teams import Team
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -37,6 +38,11 @@ class Batches(IterableDataset[Any]):
         super().__init__()
         self.dataset = dataset
         self.collate_fn = collate_fn
+
+    @property
+    def team(self) -> Team:
+        """The data set's (:mod:`loader.teams`)."""
+        return self.dataset.team
 
     def __len__(self) -> int:
         """Batches in a whole epoch: the same for every rank."""

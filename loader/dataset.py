@@ -38,6 +38,7 @@ from .samples import Transform
 from .sources import Source
 from .state import MOST
 from .stateful import state_from
+from .teams import Team
 from .workers import Worker, find_worker
 
 if TYPE_CHECKING:
@@ -69,8 +70,10 @@ class ShardDataset(IterableDataset[Any]):
     Values are views into private, writable maps of the shards: they stay valid as long as they are referenced, and
     what is written into them is seen by nobody else and in no later epoch.
 
-    Epochs advance by themselves: every ``iter`` reads the next epoch, in every worker mode, also after a pass that was
-    broken off. Call :meth:`set_epoch` before each pass where another one is wanted.
+    Epochs advance by themselves: every pass is the next epoch, in every worker mode, also after one that was broken
+    off. A pass begins where something is read from an iterator for the first time; with DataLoader workers, which read
+    at once, where the iterator is made, also if nobody ever reads from it. Where another epoch is wanted, call
+    :meth:`set_epoch` before ``iter``.
     """
 
     def __init__(
@@ -121,8 +124,10 @@ class ShardDataset(IterableDataset[Any]):
         )
         self._definition = Definition(options, client)
         self._cell = EpochCell()
+        self.team = Team(self._cell)  #: for DataLoader's workers (loader.teams)
         self._iterations = 0  # how many iterators were made of it here, and where it was copied from
         self._claim: Start | None = None
+        self._replaced: Start | None = None  # in a worker: the claim that a state was loaded over
         self._progress: Progress | None = None
         self._worker_first = 0  # loaded in this worker: the batch of its next pass at which it goes on
 
@@ -133,7 +138,7 @@ class ShardDataset(IterableDataset[Any]):
         return self._read(self.claim_pass())
 
     def _read(self, claim: Start | None) -> Iterator[Any]:
-        check_dealt(self._definition.rule)
+        check_dealt(self._definition.rule, find_worker())
         with self.begin_pass(claim) as reading:
             for batch, stamp, places in reading.batches():
                 for number, sample in enumerate(reading.samples(batch, stamp, places), 1):
@@ -149,14 +154,20 @@ class ShardDataset(IterableDataset[Any]):
         return Batches(self, collate_fn)
 
     def claim_pass(self) -> Start | None:
-        """In a DataLoader worker: begin the next pass, as the others of its team do, whether or not it is ever read.
+        """In a DataLoader worker: the pass that was begun for its team, else the next one, begun as the others of the
+        team do, whether or not it is ever read.
 
         Elsewhere ``None``: the pass begins with the first read. Frameworks make iterators to see whether that works, or
         to load a state into them, and make another one to read.
         """
         refuse_resharding(self._definition.place)
         self._iterations += 1
-        return None if find_worker() is None else self._begin()
+        worker, sent = self._worker(), self.team.take()
+        if worker is None or sent is None:
+            return None if worker is None else self._begin()
+        self._cell.join(sent, worker)
+        self._claim = sent
+        return sent
 
     def _begin(self) -> Start:
         self._cell.own()
@@ -173,10 +184,13 @@ class ShardDataset(IterableDataset[Any]):
     def begin_pass(self, claim: Start | None = None, *, threads: int = 1) -> Reading:
         """The pass that was claimed, else the next one, to be read by so many threads of this process.
 
+        All of a team read the pass that it claimed, whatever the process that made it sets later; only a state that is
+        loaded in the worker itself replaces it.
+
         What iterating this data set, its batches or a :class:`loader.Loader` uses.
         """
-        if claim is None or claim.generation != self._cell.next_pass().generation:
-            claim = self._begin()  # not begun yet, or a state or an epoch was set after the iterator was made
+        if claim is None or claim is self._replaced:
+            claim = self._begin()
         first, self._worker_first = self._worker_first, 0
         reading = Reading(self._definition, self._cell, claim, worker=find_worker(), first=first, threads=threads)
         self._progress = reading.progress
@@ -239,6 +253,8 @@ class ShardDataset(IterableDataset[Any]):
         """Let the next pass be ``epoch``; reaches persistent workers.
 
         Within the epoch that comes next anyway the position stays, so a resumed run may call it as a fresh one does.
+        A DataLoader's iterator with workers keeps the epoch it was made for: what is set after that holds for the next
+        one. To set the very epoch of an iterator that nothing was taken from yet changes nothing.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= MOST:
             raise StateError(f"set_epoch({epoch!r}): an epoch is a number from 0 to 2**48")
@@ -248,6 +264,8 @@ class ShardDataset(IterableDataset[Any]):
         cell = self._cell
         cell.own()
         start = cell.next_pass()
+        if self.team.awaits(epoch):
+            return
         same = start.epoch == epoch
         cell.write(Base(epoch, start.position if same else 0, start.base.settings, start.stop if same else None))
 
@@ -286,7 +304,8 @@ class ShardDataset(IterableDataset[Any]):
         """Let the next pass go on where a state says, at any number of ranks and workers and any batch size.
 
         The state also says how the order is made (seed, lanes, shuffle ...), whatever this object was given. Raises
-        ``StateError`` for the state of another data set.
+        ``StateError`` for the state of another data set. A DataLoader's iterator with workers that was made before is
+        not the next pass.
         """
         worker = find_worker()
         first = worker_from_dict(self._definition, state, worker)
@@ -304,8 +323,10 @@ class ShardDataset(IterableDataset[Any]):
         """In a DataLoader worker: the state counts for the pass it has begun and not read from, else for its next."""
         now, then, claim = self._worker(), self._worker(1), self._claim
         assert now is not None and then is not None
+        self.team.take()
         if claim is not None and not self._has_read(claim) and self._cell.has_begun(claim, now):
             self._cell.adopt(base, now, claim)
+            self._replaced = claim
         else:
             self._cell.adopt(base, then, None)
 
@@ -337,9 +358,11 @@ class ShardDataset(IterableDataset[Any]):
     # --- between processes ---
 
     def __getstate__(self) -> dict[str, Any]:
+        team = Team(self._cell)
         if get_spawning_popen() is not None:
             self._definition.settle()
-        return {**self.__dict__, "_claim": None, "_progress": None}
+            team = self.team.copy_for(self._cell)
+        return {**self.__dict__, "team": team, "_claim": None, "_progress": None}
 
     def __repr__(self) -> str:
         return f"<ShardDataset of {self._definition.options.source!r}>"

@@ -11,11 +11,14 @@ How far a pass got plays no part: workers run ahead of the user by an amount tha
 tells the owner which batch DataLoader has handed out last. So all ranks that begin equally many passes read the same
 epoch, also where they broke a pass off.
 
-All workers of one iteration of a DataLoader begin one pass, each when it gets to it, which may be after others have
-begun the one behind it. A worker joins the pass that its team has begun: ``Worker.team`` follows from what DataLoader
-gives to all workers of an iterator, and from how many iterations they have seen. A user may seed several iterators
-alike; so a worker that finds its own mark there already, from a process before it, begins a new pass. DataLoader's
-workers mark a pass when they are started or sent into the next one, before they read.
+All workers of one iteration of a DataLoader read one pass. Where they are started for it, the process that starts
+them begins it for them (:mod:`loader.teams`), so passes come in the order in which iterators were made. Workers that
+stay begin the later ones themselves, each when it gets to it, which may be after others have begun the one behind it.
+A worker joins the pass that its team has begun, also where a base was written meanwhile: the bases of the latest
+generations are kept. ``Worker.team`` follows from what DataLoader gives to all workers of an iterator, and from how
+many iterations they have seen. A user may seed several iterators alike; so a worker that finds its own mark there
+already, from a process before it, begins a new pass. DataLoader's workers mark a pass when they are started or sent
+into the next one, before they read.
 
 A process that inherits a cell (``fork``, or a data set sent to a spawned process) and is no DataLoader worker makes it
 its own, before it reads, marks or has workers.
@@ -36,12 +39,16 @@ import numpy.typing as npt
 from .epochs import OrderSettings
 from .workers import Worker, find_worker
 
-_HEADER = 8
+_KEPT = 16  # bases, each in the place of its generation: the latest and those before it
+_FIELDS = 8
+_HEADER = 1 + _KEPT * _FIELDS
 _WORKERS = 512
 _OWNER = _WORKERS  # the place behind the workers'
-_GENERATION, _EPOCH, _POSITION, _SEED, _LANES, _BLOCKS, _FLAGS, _STOP = range(8)
+_GENERATION = 0
+_EPOCH, _POSITION, _SEED, _LANES, _BLOCKS, _FLAGS, _STOP = range(7)
 _BEGUN, _BAD = range(2)
 _NO_TEAM = 0
+_NEVER = (-1, 0)
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,7 @@ class EpochCell:
 
     def write(self, base: Base) -> None:
         """Set where the next pass starts; marks of earlier passes no longer count."""
-        generation = int(self._head[_GENERATION])
-        self._store(base)
-        self._head[_GENERATION] = generation + 1
+        self._store(base, int(self._head[_GENERATION]) + 1)
 
     def adopt(self, base: Base, worker: Worker, unread: Start | None) -> None:
         """As :meth:`write`, by several workers that all load the same state: the first of a team counts.
@@ -128,11 +133,10 @@ class EpochCell:
         others = any(_matches(mark, generation) and _team(mark) != worker.team for mark in self._marks[_BEGUN].tolist())
         fresh = unread is not None and unread.number == 0
         if self.base() != base or others or (_matches(own, generation) and not fresh):
-            self._store(base)
-            self._head[_GENERATION] = generation + 1  # the same number, whichever worker writes it
+            self._store(base, generation + 1)  # the same number, whichever worker writes it
 
-    def _store(self, base: Base) -> None:
-        head = self._head
+    def _store(self, base: Base, generation: int) -> None:
+        head = self._place_of(generation)
         settings = base.settings
         head[_EPOCH], head[_POSITION] = base.epoch, base.position
         head[_STOP] = -1 if base.stop is None else base.stop
@@ -143,9 +147,15 @@ class EpochCell:
             head[_LANES], head[_BLOCKS] = settings.lanes, settings.block_shards
             flags = (settings.shuffle, settings.exchange, settings.balance == "samples", settings.cut, large, True)
             head[_FLAGS] = sum(flag << bit for bit, flag in enumerate(flags))
+        self._head[_GENERATION] = generation
 
-    def base(self) -> Base:
-        head = self._head.tolist()
+    def _place_of(self, generation: int) -> npt.NDArray[np.int64]:
+        first = 1 + generation % _KEPT * _FIELDS
+        return self._head[first : first + _FIELDS]
+
+    def base(self, generation: int | None = None) -> Base:
+        """The base of a generation, by default of the latest."""
+        head = self._place_of(int(self._head[_GENERATION]) if generation is None else generation).tolist()
         shuffle, exchange, samples, cut, large, fixed = (bool(head[_FLAGS] >> bit & 1) for bit in range(6))
         settings = None
         if fixed:
@@ -163,21 +173,31 @@ class EpochCell:
     def next_pass(self) -> Start:
         """Where the next pass starts, whoever begins it."""
         generation = int(self._head[_GENERATION])
-        return Start(generation, max(_passes(mark, generation) for mark in self._marks[_BEGUN].tolist()), self.base())
+        begun = max(_passes(mark, generation) for mark in self._marks[_BEGUN].tolist())
+        return Start(generation, begun, self.base(generation))
 
     def begin(self, worker: Worker | None) -> Start:
         """Begin a pass, or join the one that this worker's team has begun."""
         start = self.next_pass()
+        if worker is not None:  # looked for last: what another of the team marks meanwhile is joined, not followed
+            start = self._of_team(worker) or start
+        self.join(start, worker)
+        return start
+
+    def join(self, start: Start, worker: Worker | None) -> None:
+        """Mark a pass as begun."""
         place, team = (_OWNER, _NO_TEAM) if worker is None else (_place(worker), worker.team)
-        marks = self._marks[_BEGUN].tolist()
-        if worker is not None:
-            generation = start.generation
-            joined = max((_passes(mark, generation) for mark in marks if _team(mark) == team), default=0)
-            if joined > _passes(marks[place], generation):
-                start = Start(generation, joined - 1, start.base)
         # One aligned 8-byte store: another process sees the old mark or the new one.
         self._marks[_BEGUN, place] = _mark(start, team)
-        return start
+
+    def _of_team(self, worker: Worker) -> Start | None:
+        """The pass that others of this worker's team have begun, and it has not."""
+        now, marks = int(self._head[_GENERATION]), self._marks[_BEGUN].tolist()
+        latest = max((_begun(mark, now) for mark in marks if _team(mark) == worker.team), default=_NEVER)
+        if latest <= _begun(marks[_place(worker)], now):
+            return None
+        generation, passes = latest
+        return Start(generation, passes - 1, self.base(generation))
 
     def has_begun(self, start: Start, worker: Worker) -> bool:
         """Whether that pass was begun by this worker in this iteration."""
@@ -221,6 +241,12 @@ def _matches(mark: int, generation: int) -> bool:
 
 def _passes(mark: int, generation: int) -> int:
     return mark >> 24 & 0x3FFFFF if _matches(mark, generation) else 0
+
+
+def _begun(mark: int, now: int) -> tuple[int, int]:
+    """The generation of the pass that is marked, and its number there from 1, if that generation's base is kept."""
+    generation = now - (now - (mark >> 46) & 0xFFFF)
+    return (generation, _passes(mark, generation)) if mark and now - generation < _KEPT else _NEVER
 
 
 def _team(mark: int) -> int:

@@ -278,6 +278,89 @@ def test_skipped_samples_are_counted_over_all_workers(tmp_path: Path) -> None:
     assert ds.skipped == 4
 
 
+def late(worker: int) -> None:
+    """The first worker reads long before the last one begins."""
+    time.sleep(0.3 * worker)
+
+
+class Within(IterableDataset[Any]):
+    """Around a data set that the process which starts the workers cannot see."""
+
+    def __init__(self, ds: ShardDataset) -> None:
+        self.inner = ds.batched()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.inner)
+
+
+@pytest.mark.parametrize("change", ["set_epoch", "load_state_dict"])
+@pytest.mark.parametrize(
+    ("method", "persistent"), [("fork", False), ("fork", True), pytest.param("spawn", False, marks=pytest.mark.slow)]
+)
+def test_what_is_set_after_an_iterator_was_made_holds_for_the_next(
+    folder: Path, method: str, persistent: bool, change: str
+) -> None:
+    wanted = epochs(folder, 4)
+    ds = make(folder)
+    batches = load(ds, 2, method, worker_init_fn=late, persistent_workers=persistent)
+    iterator = iter(batches)
+    if change == "set_epoch":
+        ds.set_epoch(3)
+    else:
+        ds.load_state_dict(make(folder).state_at(8 * 3))
+    assert ids(iterator) == wanted[0]
+    assert ids(batches) == wanted[3]
+
+
+def test_workers_that_are_not_seen_keep_together_too(folder: Path) -> None:
+    """A worker that begins after an epoch was set joins the pass that others of its team have begun before."""
+    wanted = epochs(folder, 4)
+    ds = make(folder)
+    iterator = iter(load(Within(ds), 2, "fork", batch_size=None, collate_fn=None, worker_init_fn=late))
+    begun = next(iterator)
+    ds.set_epoch(3)
+    assert ids([begun, *iterator]) == wanted[0]
+    assert ids(load(Within(ds), 2, "fork", batch_size=None, collate_fn=None)) == wanted[3]
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, None), *START_METHODS])
+def test_to_set_the_epoch_of_an_iterator_that_is_about_to_be_read_changes_nothing(
+    folder: Path, workers: int, method: str | None
+) -> None:
+    """As callbacks do at the start of an epoch, for which a framework has made the iterator already."""
+    wanted = epochs(folder, 3)
+    ds = make(folder)
+    batches = load(ds, workers, method)
+    for epoch in range(3):
+        iterator = iter(batches)
+        ds.set_epoch(epoch)
+        assert ids(iterator) == wanted[epoch]
+    ds.load_state_dict(make(folder).state_at(3))
+    iterator = iter(batches)
+    ds.set_epoch(0)
+    assert ids(iterator) == wanted[0][3:]
+    assert ids(batches) == wanted[1]
+    ds.set_epoch(1)  # that one has been read: again
+    assert ids(batches) == wanted[1]
+
+
+@pytest.mark.parametrize(("workers", "method"), START_METHODS)
+def test_each_iterator_with_workers_is_the_next_pass_whether_it_is_read_or_not(
+    folder: Path, workers: int, method: str
+) -> None:
+    wanted = epochs(folder, 3)
+    for _ in range(3):
+        ds = make(folder)
+        batches = load(ds, workers, method, worker_init_fn=late)
+        first = iter(batches)
+        assert ds.epoch == 1
+        second = iter(batches)
+        assert ds.epoch == 2
+        del first  # before its last worker has begun
+        assert ids(second) == wanted[1]
+        assert ids(ds.batched()) == wanted[2]
+
+
 class Recording(IterableDataset[Any]):
     """What StatefulDataLoader does in a worker: asks for the data set's state after each batch, and hands it back."""
 

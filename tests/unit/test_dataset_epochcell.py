@@ -75,6 +75,20 @@ class TestCell:
         assert cell.next_pass().epoch == 9
         assert begin(cell, team(9, 2)) == [9, 9]
 
+    @given(st.integers(1, 20), st.integers(2, 4), st.randoms(use_true_random=False))
+    def test_a_team_keeps_the_pass_that_it_began(self, writes: int, count: int, random: Any) -> None:
+        """Whatever was set since, as long as the base is kept."""
+        cell = EpochCell(Base(3, 10, SETTINGS))
+        cell.begin(None)
+        workers = team(9, count)
+        random.shuffle(workers)
+        first = cell.begin(workers[0])
+        for number in range(writes):
+            cell.write(Base(50 + number))
+        later = {cell.begin(worker) for worker in workers[1:]}
+        assert later == {first if writes < 16 else Start(writes + 1, 0, Base(50 + writes - 1))}
+        assert cell.begin(Worker(0, 1, 77)).epoch == 50 + writes - 1 + (writes >= 16)
+
     def test_the_latest_pass_is_known(self) -> None:
         cell = EpochCell()
         own = cell.begin(None)
