@@ -341,7 +341,7 @@ class ShardDataset(IterableDataset[Any]):
         """The state after a batch that ``loader.collate`` or :meth:`batched` made: the user has used that one."""
         of = batch[0] if isinstance(batch, list | tuple) and batch else batch
         stamp = getattr(of, "stamp", None)
-        if stamp is None or not _is_batch(of, stamp):
+        if stamp is None or not _is_batch(batch, stamp):
             raise StateError(
                 "this batch does not say where it is from",
                 hint="use DataLoader(collate_fn=loader.collate) or batched(), and transforms that return a dict; "
@@ -370,6 +370,8 @@ class ShardDataset(IterableDataset[Any]):
 
 def _is_batch(value: Any, stamp: Stamp) -> bool:
     """Whether this is a whole batch: torch's own collate makes one that keeps its first sample's type and stamp."""
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Sample):
+        return len(value) == stamp.size
     if not isinstance(value, Sample):
         return True
     sizes = {len(part) for part in value.values() if isinstance(part, list) or getattr(part, "ndim", 0) > 0}
