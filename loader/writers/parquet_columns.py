@@ -116,7 +116,7 @@ def _number(values: Sequence[Any], kinds: set[str]) -> pa.DataType | None:
     if "float" in kinds:
         return pa.float64()
     least, most = min(values), max(values)
-    if -(1 << 63) <= least and most < 1 << 63:
+    if least >= -(1 << 63) and most < 1 << 63:
         return pa.int64()
     return pa.uint64() if least >= 0 and most < 1 << 64 else None
 
