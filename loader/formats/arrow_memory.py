@@ -41,7 +41,9 @@ def numbers(buffer: Any, dtype: np.dtype[Any], offset: int, length: int) -> npt.
     """``length`` values of a buffer, from value ``offset`` on. Raises ``ValueError`` where it holds fewer."""
     if length == 0:
         return np.empty(0, dtype)
-    return np.frombuffer(memory(buffer), dtype, length, offset * dtype.itemsize)
+    values = np.frombuffer(memory(buffer), dtype, length, offset * dtype.itemsize)
+    # a buffer that lies anywhere, as the format allows no writer to leave it, is one that memoryviews cannot index
+    return values if values.flags.aligned else values.copy()
 
 
 def bits(buffer: Any, offset: int, length: int) -> npt.NDArray[np.uint8]:
