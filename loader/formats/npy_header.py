@@ -26,6 +26,11 @@ MOST = 12 + LONGEST
 """Bytes from a file's start within which its header must lie."""
 _KEYS = {"descr", "fortran_order", "shape"}
 _ENCODINGS = {1: "latin1", 2: "latin1", 3: "utf-8"}
+_SIMPLE = re.compile(
+    r"\{'descr': '([<>|=][a-zA-Z]\d{1,9}(?:\[[a-zA-Z]+\])?)', 'fortran_order': (True|False), "
+    r"'shape': \(((?:\d{1,18}, ){0,31}(?:\d{1,18},?)?)\), \}[ \n]*"
+)
+_TRIES = 5
 _LONG = re.compile(r"\b(\d+)L\b")
 """A number as Python 2 wrote it, which is no Python any more."""
 _SURPRISES = (
@@ -84,10 +89,7 @@ def read_header(data: Bytes, size: int, url: str, offset: int = 0, what: str = "
         raise FormatError(f"{what} has a NumPy header of {length} bytes: cut off or damaged", url=url, offset=offset)
     try:
         text = data[begin : begin + length].tobytes().decode(_ENCODINGS[version])
-        try:
-            fields = ast.literal_eval(text)
-        except SyntaxError:
-            fields = ast.literal_eval(_LONG.sub(r"\1", text))
+        fields = _fields(text)
         dtype = np.lib.format.descr_to_dtype(fields["descr"])
         complete = fields.keys() == _KEYS
     except _SURPRISES as e:
@@ -112,6 +114,27 @@ def read_header(data: Bytes, size: int, url: str, offset: int = 0, what: str = "
     if found.rows > size:
         raise FormatError(f"{what} declares {found.rows} rows, all of them empty", url=url, offset=offset)
     return found
+
+
+def _fields(text: str) -> Any:
+    """The literal that a header is. Raises what ``ast.literal_eval`` raises.
+
+    All but headers of structured arrays are read here: CPython 3.11 loses count of its own recursion when several
+    threads, or a child that was forked meanwhile, parse Python (its issue 106905), and says ``SystemError``.
+    """
+    simple = _SIMPLE.fullmatch(text)
+    if simple is not None:
+        descr, fortran, shape = simple.groups()
+        numbers = tuple(int(n) for n in shape.replace(" ", "").split(",") if n)
+        return {"descr": descr, "fortran_order": fortran == "True", "shape": numbers}
+    for _ in range(_TRIES):
+        try:
+            return ast.literal_eval(text)
+        except SyntaxError:
+            text = _LONG.sub(r"\1", text)
+        except SystemError:
+            continue
+    return ast.literal_eval(text)
 
 
 def _is_shape(shape: Any) -> bool:

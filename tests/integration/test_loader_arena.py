@@ -258,6 +258,8 @@ def test_early_breaks_leave_nothing(tokens: Path, count: int) -> None:
     assert left() == before
 
 
+# torch's handler of SIGCHLD raises wherever the process happens to be, in a callback of a weak reference for example
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_is_killed(tokens: Path) -> None:
     iterator = iter(load(of_tokens(tokens).batched(), persistent_workers=True))
     held = [next(iterator)["tokens"] for _ in range(4)]
