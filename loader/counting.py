@@ -83,9 +83,8 @@ def count_parts(client: Client, stat: ObjectStat, format: Format) -> Sequence[in
 
 def choose_format(found: Found, format: Format | None, client: Client, on_error: OnError) -> Format:
     """The format of listed shards: what the user named, completed by what an index says, else what the bytes tell."""
-    if found.format is not None:
-        return found.format if format is None else format.completed(found.format)
-    return format if format is not None else _detect_format(found.stats, client, on_error)
+    named = found.named(format)
+    return named if named is not None else _detect_format(found.stats, client, on_error)
 
 
 def _detect_format(shards: tuple[ObjectStat, ...], client: Client, on_error: OnError) -> Format:

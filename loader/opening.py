@@ -66,8 +66,9 @@ class ClientObjects:
     def kept(self, url: str, name: str) -> bytes | None:
         return self._shard(url).attachment(name)
 
-    def keep(self, url: str, name: str, data: bytes) -> None:
-        self._shard(url).attach(name, data)
+    def keep(self, url: str, name: str, make: Callable[[], bytes]) -> None:
+        if not parse_url(url).is_local:  # nothing is ever kept beside a user's own files
+            self._shard(url).attach(name, make())
 
     def _shard(self, url: str, stat: ObjectStat | None = None) -> Shard:
         shard = self._by_url.get(url)

@@ -115,6 +115,4 @@ def _open(url: str, format: Format | None, client: Client) -> OpenShard:
             f"a folder of {len(found.stats)} shards", url=url, hint="name one of them, or use loader.ShardDataset"
         )
     [stat] = found.stats
-    if found.format is not None:
-        format = found.format if format is None else format.completed(found.format)
-    return open_mapped(client, stat.url, format, version=stat.version, size=stat.size)
+    return open_mapped(client, stat.url, found.named(format), version=stat.version, size=stat.size)

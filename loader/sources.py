@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
 from cachefs.errors import ConfigError, Denied, EmptyDataset, NotFound, UnknownFormat
@@ -21,6 +20,7 @@ from cachefs.objstore.url import parse_url
 
 from .formats import Files, Format, WebDataset
 from .layouts import LAYOUTS, Folder, Found
+from .layouts.abc import side_by_side
 from .layouts.mds_index import INDEX
 from .layouts.wids import MOST as MOST_LISTING
 from .layouts.wids import read_wids, wids_found
@@ -45,7 +45,6 @@ _INDEX_SUFFIX = ".json"
 _MAGIC = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_PARALLEL_STATS = 16
 _MOST_CHOICES = 10_000_000
 
 
@@ -58,8 +57,7 @@ def find_shards(source: Source, client: Client, format: Format | None) -> Found:
 
 
 def _each(urls: Sequence[str], client: Client, format: Format | None, *, patterns: bool) -> list[Found]:
-    with ThreadPoolExecutor(max_workers=min(_PARALLEL_STATS, max(len(urls), 1))) as pool:
-        return list(pool.map(lambda url: _find_one(url, client, format, patterns=patterns), urls))
+    return side_by_side(lambda url: _find_one(url, client, format, patterns=patterns), urls)
 
 
 def _merged(parts: Iterable[Found], name: str) -> Found:

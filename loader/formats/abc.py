@@ -145,18 +145,21 @@ class Format(ABC):
 
     def _indexed(self, objects: Objects, url: str, data: Bytes, ready: Ready) -> Any:
         """The index that is kept beside the shard, else a new one, which is kept from now on."""
-        kind, name = self.kept_index, f"index-{name_digest(self.name, self.identity())}"
-        if kind is not None:
-            kept = objects.kept(url, name)
-            if kept is not None:
-                try:
-                    return kind.from_bytes(kept, len(data))
-                except ValueError:
-                    pass  # an older version's, or damaged: it is only a shortcut
-        index: Any = self.index(data, url, ready) if self.streams else self.index(data, url)
-        if kind is not None:
-            objects.keep(url, name, index.to_bytes())
+        if self.kept_index is None:
+            return self._index_now(data, url, ready)
+        name = f"index-{name_digest(self.name, self.identity())}"
+        kept = objects.kept(url, name)
+        if kept is not None:
+            try:
+                return self.kept_index.from_bytes(kept, len(data))
+            except ValueError:
+                pass  # an older version's, or damaged: it is only a shortcut
+        index = self._index_now(data, url, ready)
+        objects.keep(url, name, index.to_bytes)
         return index
+
+    def _index_now(self, data: Bytes, url: str, ready: Ready) -> Any:
+        return self.index(data, url, ready) if self.streams else self.index(data, url)
 
     def parts(self, objects: Objects, url: str) -> Sequence[int] | None:
         """The sample counts of the shard's parts, in order; ``None`` where it is read as one."""

@@ -23,12 +23,12 @@ import numpy.typing as npt
 
 from cachefs.errors import FormatError
 
-from ..sample import Sample
-from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
+from .abc import Bytes, Objects, Opened, Ready, SampleIndex, all_there
 from .arrow_feed import Feed
 from .arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, SCHEMA, Message, file_blocks, is_stream, read_message
 from .arrow_pieces import KEPT, Decoded, Fields, Pieces, nothing
 from .arrow_schema import arrow_fields, image_fields
+from .table import Table
 
 PART_BYTES = 16 << 20
 """What batches of one part take at least, as stored."""
@@ -87,12 +87,10 @@ class ArrowIndex(SampleIndex):
 
 
 @dataclass(frozen=True)
-class Arrow(Format):
+class Arrow(Table):
     """The format has no options."""
 
     name: ClassVar[str] = "arrow"
-    columnar: ClassVar[bool] = True
-    stateful: ClassVar[bool] = True
     streams: ClassVar[bool] = True
 
     @classmethod
@@ -136,17 +134,6 @@ class Arrow(Format):
         batches = index.batches
         offsets = np.array([batch.at for batch in batches], dtype=np.int64)
         return Pieces(index.starts, _Batches(data, index), offsets)
-
-    def read(self, source: Pieces, index: ArrowIndex, i: int, url: str, fields: Fields = None) -> Sample:
-        return source.read(i, fields, url)
-
-    def columns(
-        self, source: Pieces, index: ArrowIndex, rows: npt.NDArray[np.int64], url: str, fields: Fields = None
-    ) -> dict[str, Any]:
-        return source.columns(rows, fields, url)
-
-    def kind(self, index: ArrowIndex, name: str) -> str:
-        return "image" if name in index.images else ""
 
 
 class _Batches:

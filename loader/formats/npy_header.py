@@ -120,7 +120,7 @@ def _fields(text: str) -> Any:
     """The literal that a header is. Raises what ``ast.literal_eval`` raises.
 
     All but headers of structured arrays are read here: CPython 3.11 loses count of its own recursion when several
-    threads, or a child that was forked meanwhile, parse Python (its issue 106905), and says ``SystemError``.
+    threads, or a child that was forked meanwhile, parse Python, and says ``SystemError``.
     """
     simple = _SIMPLE.fullmatch(text)
     if simple is not None:

@@ -57,8 +57,8 @@ class Objects(Protocol):
     def kept(self, url: str, name: str) -> bytes | None:
         """What :meth:`keep` left beside the object in the node's cache; ``None`` if nothing is there."""
 
-    def keep(self, url: str, name: str, data: bytes) -> None:
-        """Leave bytes made from the object beside it in the node's cache, if it takes them."""
+    def keep(self, url: str, name: str, make: Callable[[], bytes]) -> None:
+        """Leave bytes made from the object beside it in the node's cache, if it takes them; else they are not made."""
 
     def ask(self, stats: Sequence[ObjectStat]) -> None:
         """Have these objects fetched, in this order; returns at once. Local ones are left alone."""

@@ -18,25 +18,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from cachefs.errors import FormatError
 
-from ..sample import Sample
-from .abc import Bytes, Format, Objects, Opened, Ready, all_there
-from .arrow_pieces import KEPT, Fields, Pieces
+from .abc import Bytes, Objects, Opened, Ready, all_there
+from .arrow_pieces import KEPT, Pieces
 from .parquet_footer import MAGIC, Chunk, Footer, read_footer, read_group
 from .parquet_groups import GroupReader
 from .parquet_index import ParquetIndex
+from .table import Table
 
 
 @dataclass(frozen=True)
-class Parquet(Format):
+class Parquet(Table):
     """The format has no options."""
 
     name: ClassVar[str] = "parquet"
-    columnar: ClassVar[bool] = True
-    stateful: ClassVar[bool] = True
 
     @classmethod
     def matches(cls, head: bytes, data: Bytes) -> bool:
@@ -60,17 +57,6 @@ class Parquet(Format):
 
     def source(self, data: Bytes, index: ParquetIndex) -> Pieces:
         return _pieces(data, index, all_there)
-
-    def read(self, source: Pieces, index: ParquetIndex, i: int, url: str, fields: Fields = None) -> Sample:
-        return source.read(i, fields, url)
-
-    def columns(
-        self, source: Pieces, index: ParquetIndex, rows: npt.NDArray[np.int64], url: str, fields: Fields = None
-    ) -> dict[str, Any]:
-        return source.columns(rows, fields, url)
-
-    def kind(self, index: ParquetIndex, name: str) -> str:
-        return "image" if name in index.images else ""
 
 
 def _index(data: Bytes, footer: Footer, url: str, part: int | None) -> ParquetIndex:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from cachefs.errors import FormatError
 
@@ -19,6 +20,17 @@ MOST_INDEX: Final = 512 << 20
 """Bytes; an index is read whole, and one of a million shards has fewer."""
 
 
+_AT_ONCE = 16
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def side_by_side(ask: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+    """``ask`` of each item, in their order, several at once; raises the first error."""
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(len(items), 1))) as pool:
+        return list(pool.map(ask, items))
+
+
 @dataclass(frozen=True)
 class Found:
     """Shards in order, and what an index knows of them: one entry a shard in ``counts`` (samples) and ``raw_sizes``
@@ -28,6 +40,10 @@ class Found:
     format: Format | None = None
     counts: tuple[int, ...] | None = None
     raw_sizes: tuple[int, ...] | None = None
+
+    def named(self, asked: Format | None) -> Format | None:
+        """The format that is known before any shard is read: what the user asked for, completed by the index."""
+        return asked.completed(self.format) if asked is not None and self.format is not None else asked or self.format
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from cachefs.errors import ConfigError, FormatError
 
 from ..formats import LitData
 from ..formats.listing import INDEX, tool_of
 from ..formats.litdata_listing import LitChunk, LitConfig, read_litdata_index
-from .abc import Folder, Found
+from .abc import Folder, Found, side_by_side
 
 _PART = re.compile(r"(\d+)[.-]index\.json")
-_PARALLEL_STATS = 16
 
 
 def litdata_layout(folder: Folder) -> Found | None:
@@ -61,9 +59,7 @@ def _indexes(folder: Folder) -> list[str]:
 def _found(folder: Folder, urls: list[str], chunks: list[LitChunk], config: LitConfig) -> Found:
     known = folder.by_url
     missing = [url for url in urls if url not in known]
-    if missing:
-        with ThreadPoolExecutor(max_workers=_PARALLEL_STATS) as pool:
-            known = known | {stat.url: stat for stat in pool.map(folder.client.stat, missing)}
+    known = known | {stat.url: stat for stat in side_by_side(folder.client.stat, missing)}
     stats = tuple(known[url] for url in urls)
     if config.parquet:
         return Found(stats)  # their own bytes tell the rest

@@ -7,7 +7,6 @@ given one may have indexes of their own (``split=`` of mosaicml-streaming): all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,15 +15,13 @@ from cachefs.errors import ConfigError, NotFound
 from ..formats import Mds
 from ..formats.listing import INDEX
 from ..formats.mds_listing import MdsListing, hashes, mismatch, read_mds_index
-from .abc import Folder, Found
+from .abc import Folder, Found, side_by_side
 
 if TYPE_CHECKING:
     from cachefs.client import Client
     from cachefs.shard import ObjectStat
 
 __all__ = ["INDEX", "MdsListing", "hashes", "mds_found", "mds_layout", "mismatch", "read_mds_index"]
-
-_PARALLEL_STATS = 16
 
 
 def mds_layout(folder: Folder) -> Found | None:
@@ -64,10 +61,8 @@ def mds_found(
         folder = index_url.rpartition("/")[0]
         wanted += [(row, [f"{folder}/{name}" for name in row.names]) for row in rows]
     missing = [pair for pair in wanted if not any(url in listed for url in pair[1])]
-    if missing:
-        with ThreadPoolExecutor(max_workers=_PARALLEL_STATS) as pool:
-            for stat in pool.map(lambda pair: _first_there(pair[1], client), missing):
-                listed[stat.url] = stat
+    for stat in side_by_side(lambda pair: _first_there(pair[1], client), missing):
+        listed[stat.url] = stat
     chosen = [next(url for url in urls if url in listed) for _, urls in wanted]
     packed = {row.codec for (row, urls), url in zip(wanted, chosen, strict=True) if row.codec and url == urls[0]}
     return Found(

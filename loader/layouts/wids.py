@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachefs.errors import ConfigError, FormatError, UnknownFormat
@@ -24,7 +23,7 @@ from cachefs.objstore.url import parse_url
 
 from ..formats import WebDataset
 from ..formats.listing import MOST_SAMPLES
-from .abc import Folder, Found
+from .abc import Folder, Found, side_by_side
 
 if TYPE_CHECKING:
     from cachefs.client import Client
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 NAMES = ("shardindex.json", "index.json")
 MOST = 256 << 20
 """Bytes; a larger JSON file is no shard list."""
-_PARALLEL_STATS = 16
 _LEAST_SAMPLE = 512
 
 
@@ -118,8 +116,7 @@ def _is_local(name: str) -> bool:
 def wids_found(shards: list[WidsShard], listed: dict[str, ObjectStat], client: Client) -> Found:
     """The shards of a list as they are now."""
     missing = [shard.url for shard in shards if shard.url not in listed]
-    with ThreadPoolExecutor(max_workers=_PARALLEL_STATS) as pool:
-        there = dict(zip(missing, pool.map(client.stat, missing), strict=True)) if missing else {}
+    there = dict(zip(missing, side_by_side(client.stat, missing), strict=True))
     stats = tuple(listed.get(shard.url) or there[shard.url] for shard in shards)
     sure = all(
         shard.size in (None, stat.size) and shard.samples * _LEAST_SAMPLE <= stat.size

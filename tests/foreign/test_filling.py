@@ -61,7 +61,7 @@ class Arriving:
     def kept(self, url: str, name: str) -> bytes | None:
         return None
 
-    def keep(self, url: str, name: str, data: bytes) -> None:
+    def keep(self, url: str, name: str, make: Callable[[], bytes]) -> None:
         pass
 
     def close(self) -> None:

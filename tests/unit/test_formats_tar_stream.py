@@ -9,6 +9,7 @@ import pickle
 import struct
 import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ class OneObject:
     def kept(self, url: str, name: str) -> bytes | None:
         return self.beside.get(name)
 
-    def keep(self, url: str, name: str, data: bytes) -> None:
-        self.beside[name] = data
+    def keep(self, url: str, name: str, make: Callable[[], bytes]) -> None:
+        self.beside[name] = make()
 
     def close(self) -> None:
         pass
