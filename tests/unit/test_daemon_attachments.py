@@ -258,8 +258,8 @@ def test_descriptors_that_nobody_asked_for_are_closed(server: Served) -> None:
         before = ours()
         for many in (1, 2, 5, 50):
             with greeted(server) as connection:
-                connection.send(protocol.Stats(), timeout=10, fds=(fd,) * many)
                 try:
+                    connection.send(protocol.Stats(), timeout=10, fds=(fd,) * many)
                     connection.receive(timeout=10)
                     connection.send(protocol.Stats(), timeout=10, fds=(fd,) * many)
                     connection.receive(timeout=10)
