@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from cachefs.errors import ConfigError
 
 from .batched import Batches
-from .dataset import ShardDataset
+from .planned import PlannedDataset
 from .sample import Batch, Stamp
 from .threaded import Loader
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def prepare(accelerator: Accelerator, source: DataLoader[Any] | ShardDataset | Batches | Loader) -> PreparedLoader:
+def prepare(accelerator: Accelerator, source: DataLoader[Any] | PlannedDataset | Batches | Loader) -> PreparedLoader:
     """What to iterate under ``accelerator`` for a loader of a data set; for a data set, a :class:`loader.Loader` of it.
 
     Raises ``ConfigError`` if the data set is read for other ranks than the accelerator has, or the DataLoader's
@@ -37,7 +37,7 @@ def prepare(accelerator: Accelerator, source: DataLoader[Any] | ShardDataset | B
     dataset = _dataset_of(source)
     _check_ranks(accelerator, dataset)
     device = accelerator.device if accelerator.device_placement else None
-    if isinstance(source, ShardDataset | Batches):
+    if isinstance(source, PlannedDataset | Batches):
         collate_fn = source.collate_fn if isinstance(source, Batches) else None
         cuda = device if device is not None and device.type == "cuda" else None
         source = Loader(dataset, device=cuda, collate_fn=collate_fn)
@@ -59,7 +59,7 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
     _is_accelerate_prepared = True
 
     def __init__(
-        self, source: DataLoader[Any], dataset: ShardDataset, accelerator: Accelerator, device: torch.device | None
+        self, source: DataLoader[Any], dataset: PlannedDataset, accelerator: Accelerator, device: torch.device | None
     ) -> None:
         rng_types = [kind for kind in accelerator.rng_types or () if kind != "generator"]
         super().__init__(
@@ -125,7 +125,7 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
     @property
     def total_dataset_length(self) -> int:
         """Samples of the data set. Raises ``CountsUnknown`` where ``len`` does."""
-        return self._data.manifest.total
+        return self._data.total
 
 
 class _Threaded(DataLoader[Any]):
@@ -139,21 +139,21 @@ class _Threaded(DataLoader[Any]):
         return iter(self._source)
 
 
-def _dataset_of(source: Any) -> ShardDataset:
+def _dataset_of(source: Any) -> PlannedDataset:
     dataset = source
     if isinstance(source, DataLoader | Loader):
         dataset = source.dataset
     if isinstance(dataset, Batches):
         dataset = dataset.dataset
-    if not isinstance(dataset, ShardDataset):
+    if not isinstance(dataset, PlannedDataset):
         raise ConfigError(
-            f"prepare() got a {type(source).__name__} that is no loader of a ShardDataset",
+            f"prepare() got a {type(source).__name__} that is no loader of a ShardDataset or Mixture",
             hint="pass the DataLoader that was not prepared yet, a loader.Loader, or the data set",
         )
     return dataset
 
 
-def _check_ranks(accelerator: Accelerator, dataset: ShardDataset) -> None:
+def _check_ranks(accelerator: Accelerator, dataset: PlannedDataset) -> None:
     """Raises ``ConfigError`` unless the processes that must read different data are the data set's ranks."""
     same = 1  # processes that read the same data
     parallel = getattr(accelerator, "parallelism_config", None)
@@ -167,7 +167,7 @@ def _check_ranks(accelerator: Accelerator, dataset: ShardDataset) -> None:
         )
 
 
-def _check_batches(source: DataLoader[Any], dataset: ShardDataset) -> None:
+def _check_batches(source: DataLoader[Any], dataset: PlannedDataset) -> None:
     rule = dataset.rule
     rank, world = rule.place.rank, rule.place.world
     size = (rank + 1) * rule.global_batch // world - rank * rule.global_batch // world

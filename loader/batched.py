@@ -22,8 +22,8 @@ from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
 
 if TYPE_CHECKING:
-    from .dataset import ShardDataset
     from .epochcell import Start
+    from .planned import PlannedDataset
     from .reading import Reading
     from .rowgather import WindowRows
     from .teams import Team
@@ -32,9 +32,9 @@ Collate = Callable[[Sequence[Any]], Any]
 
 
 class Batches(IterableDataset[Any]):
-    """The batches of a :class:`~loader.dataset.ShardDataset`; states and epochs are that data set's."""
+    """The batches of a data set (:mod:`loader.planned`); states and epochs are that data set's."""
 
-    def __init__(self, dataset: ShardDataset, collate_fn: Collate | None) -> None:
+    def __init__(self, dataset: PlannedDataset, collate_fn: Collate | None) -> None:
         super().__init__()
         self.dataset = dataset
         self.collate_fn = collate_fn

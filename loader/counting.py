@@ -72,7 +72,7 @@ def count_shards(
 
 def count_parts(client: Client, stat: ObjectStat, format: Format) -> Sequence[int] | None:
     """The sample counts of a shard's parts; ``None`` where it is read as one."""
-    if type(format).parts is Format.parts:
+    if not format.has_parts:
         return None  # nothing to ask
     counts, objects = while_filling(
         client, {stat.url: (stat.version, stat.size)}, lambda objects: format.parts(objects, stat.url)

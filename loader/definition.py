@@ -99,7 +99,7 @@ class Definition:
             with self._shelf.held():
                 found = self._shelf.read()
                 if found:
-                    self._manifest = Manifest.from_bytes(found, self.options.format)
+                    self._manifest = Manifest.from_bytes(found, self.options.format, self.options.views)
                 else:
                     self._manifest = self._build()
                     self._shelf.write(self._manifest.to_bytes())
@@ -157,13 +157,14 @@ class Definition:
         options = self.options
         source = options.source
         if isinstance(source, str) and source.endswith(SUFFIX):
-            return parse_manifest(self.client.read(source), source, options.format)
+            return parse_manifest(self.client.read(source), source, options.format, options.views)
         return build_manifest(
             options.source,
             self.client,
             format=options.format,
             on_error=options.on_error,
             indexes=self.indexes,
+            views=options.views,
         )
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -22,13 +22,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import CountsUnknown, DataError, EmptyDataset, FormatError, UnknownFormat
+from cachefs.errors import ConfigError, CountsUnknown, DataError, EmptyDataset, FormatError, UnknownFormat
 from cachefs.hashing import name_digest
 from cachefs.shard import ObjectStat
 
 from .buffers import IndexCache
 from .counting import OnError, Row, choose_format, count_shards
 from .formats import Format, Tokens
+from .formats.derived import View, under
 from .formats.listing import MOST_SAMPLES
 from .formats.registry import KINDS
 from .layouts import Found
@@ -109,6 +110,7 @@ class Manifest:
                 raw_sizes=None if self.raw_sizes is None else self.raw_sizes.tolist(),
                 format=self.format.name,
                 options=self.format.options(),
+                derived=derivation(self.format),
                 parts=None if self.part_numbers is None else self.part_numbers.tolist(),
                 digest=self.digest,
                 damaged=[
@@ -120,10 +122,10 @@ class Manifest:
         )
 
     @classmethod
-    def from_bytes(cls, raw: bytes, format: Format | None = None) -> Manifest:
-        """What :meth:`to_bytes` wrote. ``format`` as the user gave it, else the one that is named.
+    def from_bytes(cls, raw: bytes, format: Format | None = None, views: Sequence[View] = ()) -> Manifest:
+        """What :meth:`to_bytes` wrote. ``format`` as the user gave it, else the one that is named; ``views`` as well.
 
-        Raises ``ValueError`` for anything else.
+        Raises ``ValueError`` for anything else, ``ConfigError`` where its samples were counted under other views.
         """
         wire = msgspec.msgpack.decode(raw, type=_Wire)
         lengths = {
@@ -136,7 +138,13 @@ class Manifest:
         # leave to run code that a file chooses is given by the user of this process, never by a file
         options = {name: value for name, value in wire.options.items() if name != "allow_pickle"}
         named = KINDS[wire.format].from_options(options)
-        chosen = named if format is None else format.completed(named)
+        chosen = under(views, named if format is None else format.completed(named))
+        if derivation(chosen) != wire.derived:
+            raise ConfigError(
+                f"its samples were counted under {wire.derived or 'no filter or packing'}, "
+                f"not under {derivation(chosen) or 'none'}",
+                hint="open the data set with the same where= and packing=, or save its manifest without them",
+            )
         return cls(
             shards=tuple(ObjectStat(os.fsdecode(url), size, version) for url, size, version in wire.shards),
             counts=np.array(wire.counts, dtype=np.int64),
@@ -170,30 +178,40 @@ class _Wire(msgspec.Struct):
     damaged: list[tuple[_Whole, str, str, str | None, int | None, str | None]]
     skipped: _Whole
     progressive: bool = False
+    derived: str = ""
 
 
 _ERRORS: dict[str, type[DataError]] = {kind.__name__: kind for kind in (FormatError, UnknownFormat)}
 
 
 def build_manifest(
-    source: Source, client: Client, *, format: Format | None, on_error: OnError, indexes: IndexCache
+    source: Source,
+    client: Client,
+    *,
+    format: Format | None,
+    on_error: OnError,
+    indexes: IndexCache,
+    views: Sequence[View] = (),
 ) -> Manifest:
     """List the shards of ``source`` and count their samples, unless they are to be counted while they are read (see the
     module's text). Sample indexes made on the way go to ``indexes``.
 
-    ``format=None``: the first shard that is not blank decides for all. Raises ``EmptyDataset`` if there is no sample,
+    ``format=None``: the first shard that is not blank decides for all; its samples are then seen under ``views``, and
+    what an index says of their number does not count. Raises ``EmptyDataset`` if there is no sample,
     and, unless ``on_error="skip"``, the first damaged shard's ``FormatError``.
     """
     found = find_shards(source, client, format)
-    format = choose_format(found, format, client, on_error)
-    if found.counts is None and is_progressive(found.stats, format):
+    stored = choose_format(found, format, client, on_error)
+    format = under(views, stored)
+    told = found.counts if format is stored else None
+    if told is None and is_progressive(found.stats, format):
         return _uncounted(found.stats, format)
-    if found.counts is not None:
-        rows = [Row(stat, count) for stat, count in zip(found.stats, found.counts, strict=True)]
-        if found.raw_sizes is not None:
-            rows = [row._replace(raw=raw) for row, raw in zip(rows, found.raw_sizes, strict=True)]
+    if told is not None:
+        rows = [Row(stat, count) for stat, count in zip(found.stats, told, strict=True)]
     else:
         rows = count_shards(found.stats, format, client, on_error, indexes)
+    if found.raw_sizes is not None and len(rows) == len(found.raw_sizes):  # else they are parts
+        rows = [row._replace(raw=raw) for row, raw in zip(rows, found.raw_sizes, strict=True)]
     _check_counts((row.stat, row.samples) for row in rows)
     damaged = {number: row.error for number, row in enumerate(rows) if row.error is not None}
     _warn([note for row in rows for note in row.notes], damaged)
@@ -217,6 +235,11 @@ def build_manifest(
     )
 
 
+def derivation(format: Format) -> str:
+    """What is read of the samples that are stored; empty where that is these themselves."""
+    return "" if format.base is format else format.identity()
+
+
 def _too_short(found: Found, format: Format) -> str | None:
     """For windows of tokens: how much the longest shard has, and how much a sample needs."""
     if not isinstance(format, Tokens):
@@ -230,11 +253,7 @@ def is_progressive(shards: tuple[ObjectStat, ...], format: Format) -> bool:
     sizes = [stat.size for stat in shards]
     large = len(shards) >= LEAST_SHARDS or (len(shards) > 1 and sum(sizes) >= LEAST_BYTES)
     # formats with parts tell the counts of these in a footer or a header: there is no need to read the shard for it
-    return (
-        large
-        and type(format).parts is Format.parts
-        and any(format.count(stat.size, stat.url) is None for stat in shards)
-    )
+    return large and not format.has_parts and any(format.count(stat.size, stat.url) is None for stat in shards)
 
 
 def _uncounted(shards: tuple[ObjectStat, ...], format: Format) -> Manifest:

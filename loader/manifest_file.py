@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -20,6 +21,7 @@ from .manifest import Manifest
 
 if TYPE_CHECKING:
     from .formats import Format
+    from .formats.derived import View
 
 SUFFIX = ".manifest"
 """What the name of such a file has to end with where it is given as a data set's source."""
@@ -47,7 +49,7 @@ def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
         raise
 
 
-def parse_manifest(raw: bytes, url: str, format: Format | None = None) -> Manifest:
+def parse_manifest(raw: bytes, url: str, format: Format | None = None, views: Sequence[View] = ()) -> Manifest:
     """The manifest in a file's bytes. Raises ``FormatError`` for a damaged file or another one."""
     if not raw.startswith(_MAGIC):
         raise FormatError("not a manifest file", url=url, offset=0)
@@ -56,7 +58,7 @@ def parse_manifest(raw: bytes, url: str, format: Format | None = None) -> Manife
     if xxhash.xxh3_128_digest(body) != raw[at : at + _DIGEST]:
         raise FormatError("the manifest is damaged: its digest is not that of its bytes", url=url, offset=at)
     try:
-        manifest = Manifest.from_bytes(body, format)
+        manifest = Manifest.from_bytes(body, format, views)
     except (ValueError, ConfigError) as e:
         raise FormatError(f"a manifest of another version: {e}", url=url, offset=at) from e
     if not parse_url(url).is_local:

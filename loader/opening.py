@@ -174,7 +174,7 @@ def _other_format(objects: ClientObjects, url: str, format: Format) -> Format | 
         found = detect(objects, url)
     except DataError:
         return None
-    return None if found is None or type(found) is type(format) else found
+    return None if found is None or type(found) is type(format.base) else found
 
 
 def while_filling(

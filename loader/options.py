@@ -12,6 +12,7 @@ from cachefs.errors import ConfigError
 
 from .decode import Decode, DecodeOption
 from .formats import Format
+from .formats.derived import View
 from .samples import Transform
 from .sources import Source
 from .statefields import is_seed
@@ -40,6 +41,8 @@ class Options:
     block_shards: int | None
     exchange: bool
     on_error: Literal["raise", "skip"]
+    views: tuple[View, ...] = ()
+    """What samples are made of those that are stored, one after the other (:mod:`loader.formats.derived`)."""
 
     def __post_init__(self) -> None:
         if (self.batch_size is None) == (self.global_batch_size is None):
@@ -54,6 +57,9 @@ class Options:
             raise ConfigError(f"on_error={self.on_error!r} is neither 'raise' nor 'skip'")
         if self.transform is not None and not _takes_two(self.transform):
             raise ConfigError("transform is called as transform(sample, rng)", hint="let it take two arguments")
+        for view in self.views:
+            if not isinstance(view, View):
+                raise ConfigError(f"{view!r} is no view of a format's samples")
         Decode(self.decode)
 
 

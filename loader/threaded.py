@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .batched import Batches
-    from .dataset import ShardDataset
     from .epochcell import Start
     from .passes import Run
+    from .planned import PlannedDataset
     from .reading import Reading
 
 PREFETCH_BYTES = 128 << 20
@@ -56,7 +56,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: ShardDataset,
+        dataset: PlannedDataset,
         *,
         threads: int | None = None,
         prefetch: int = PREFETCH_BYTES,

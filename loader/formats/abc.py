@@ -105,6 +105,16 @@ class Format(ABC):
     folder: ClassVar[bool] = False
     """Whether a shard is a folder of objects, which cannot be asked for ahead as if it were one."""
 
+    @property
+    def base(self) -> Format:
+        """The format as it is stored; another one only where samples are derived (:mod:`.derived`)."""
+        return self
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether :meth:`parts` may tell something."""
+        return type(self).parts is not Format.parts
+
     @classmethod
     def matches(cls, head: bytes, data: Bytes) -> bool:
         """Whether a shard looks like this format. ``head``: its first bytes (4 KiB, or all), decompressed if ``data``

@@ -319,5 +319,5 @@ class TestAccelerate:
             assert "is read for 1 rank(s), but the accelerator has 2" in messages[0]
             assert "DataLoader(batch_size=3), but the data set deals this rank batches of 4" in messages[1]
             assert "DataLoader(batch_size=None), but" in messages[2]
-            assert "no loader of a ShardDataset" in messages[3]
+            assert "no loader of a ShardDataset or Mixture" in messages[3]
             assert "DataLoader(batch_size=4), but the data set deals whole batches" in messages[4]
