@@ -8,6 +8,7 @@ knows where the user is whatever the workers have read ahead.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +22,7 @@ from torch.utils.data import get_worker_info
 from cachefs.errors import ConfigError, DataError
 
 from .arenasend import ragged, shared_bytes
-from .sample import Batch, Sample, Stamp, batch_type
+from .sample import Batch, Rows, Sample, Stamp, batch_type
 
 
 def collate(samples: Sequence[Any] | Batch) -> Any:
@@ -138,7 +139,16 @@ def _mappings(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"samples of one batch differ in the field(s) {differ}",
                 hint="choose fields=[...] that every sample has, or fill them in a transform",
             )
-    return {name: _field([sample[name] for sample in samples]) for name in names}
+    first = samples[0]
+    made = (first.rows if isinstance(first, Sample) else None) or {}
+    return {name: _column([sample[name] for sample in samples], made.get(name)) for name in names}
+
+
+def _column(values: list[Any], rows: Rows | None) -> Any:
+    """One field's values; where they are still the rows of a tensor, that tensor."""
+    if rows is not None and len(values) == len(rows.views) and all(map(operator.is_, values, rows.views)):
+        return rows.tensor
+    return _field(values)
 
 
 def _field(values: list[Any]) -> Any:

@@ -106,6 +106,11 @@ class Decode:
         return self._mode == "bytes"
 
     @property
+    def keeps_arrays(self) -> bool:
+        """Whether a value that is an array stays as it is."""
+        return not self._wary and not self._own
+
+    @property
     def common(self) -> bool:
         """Whether no field goes through a function of the user's own."""
         return not self._own

@@ -27,6 +27,7 @@ from .progress import (
 )
 from .reading import Reading
 from .resharding import is_counted_by_accelerate, refuse_resharding
+from .rowsamples import sample_lists
 from .sample import Sample, Stamp
 from .state import MOST
 from .stateful import state_from
@@ -62,8 +63,9 @@ class PlannedDataset(IterableDataset[Any]):
     def _read(self, claim: Start | None) -> Iterator[Any]:
         check_dealt(self._definition.rule, find_worker())
         with self.begin_pass(claim) as reading:
+            samples = sample_lists(reading)
             for batch, stamp, places in reading.batches():
-                for number, sample in enumerate(reading.samples(batch, stamp, places), 1):
+                for number, sample in enumerate(samples(batch, stamp, places), 1):
                     reading.handed_out(batch, number, stamp.size)
                     yield sample
             reading.finished()

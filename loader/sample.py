@@ -36,6 +36,13 @@ class _Stamped(dict[str, Any]):
         raise MissingField(f"no field {key!r} in the {self._thing}", hint=f"fields present: {present}")
 
 
+class Rows(NamedTuple):
+    """A field of a whole batch that its samples are views of: the tensor, and its rows as the samples have them."""
+
+    tensor: Any
+    views: list[Any]
+
+
 class Sample(_Stamped):
     """One training example: field name -> value.
 
@@ -45,6 +52,11 @@ class Sample(_Stamped):
     """
 
     _thing = "sample"
+    rows: dict[str, Rows] | None = None
+    """On the first sample of a batch: the fields that were made for all of the batch at once."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"stamp": self.stamp}  # a copy of one sample takes no others along
 
 
 class Batch(_Stamped):
