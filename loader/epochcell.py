@@ -1,6 +1,6 @@
 """What a data set and its DataLoader workers must agree on: from where the next pass starts.
 
-A few integers in memory that forked and spawned workers share with the process that made them. That process, the
+Some integers in memory that forked and spawned workers share with the process that made them. That process, the
 *owner*, writes the *base* (``set_epoch``, ``load_state_dict``); whoever begins a pass writes only a *mark* of its own:
 the number of that pass since the base. From base and marks follows the pass that comes next, so epochs advance by
 themselves in every worker mode, without a lock and whoever dies at whatever moment:
@@ -36,16 +36,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .epochs import OrderSettings
+from .settingwords import OrderWords, Words
 from .workers import Worker, find_worker
 
 _KEPT = 16  # bases, each in the place of its generation: the latest and those before it
-_FIELDS = 8
-_HEADER = 1 + _KEPT * _FIELDS
 _WORKERS = 512
 _OWNER = _WORKERS  # the place behind the workers'
 _GENERATION = 0
-_EPOCH, _POSITION, _SEED, _LANES, _BLOCKS, _FLAGS, _STOP = range(7)
+_EPOCH, _POSITION, _STOP, _FIXED = range(4)
+_SETTINGS = 4  # where those begin that a state fixed
 _BEGUN, _BAD = range(2)
 _NO_TEAM = 0
 _NEVER = (-1, 0)
@@ -55,12 +54,13 @@ _NEVER = (-1, 0)
 class Base:
     """Where the pass after a ``set_epoch`` or ``load_state_dict`` starts.
 
-    ``settings`` of the order, if a state fixed them. ``stop``: where that pass ends, if it begins within a batch.
+    ``settings`` of the order, if a state fixed them: of the kind that the data set has. ``stop``: where that pass ends,
+    if it begins within a batch.
     """
 
     epoch: int = 0
     position: int = 0
-    settings: OrderSettings | None = None
+    settings: Any = None
     stop: int | None = None
 
 
@@ -86,24 +86,33 @@ class Start:
 
 
 class EpochCell:
-    """See the module's text."""
+    """See the module's text. ``words``: how the settings of bases are kept."""
 
-    def __init__(self, base: Base | None = None) -> None:
+    def __init__(self, base: Base | None = None, words: Words | None = None) -> None:
+        self._words = words or OrderWords()
         self._make(base or Base(), 0)
         _remember(self)
 
     def _make(self, base: Base, generation: int) -> None:
-        self._attach(RawArray("q", _HEADER + 2 * (_WORKERS + 1)))
+        self._attach(RawArray("q", self._header + 2 * (_WORKERS + 1)))
         self._owner = os.getpid()
         self._head[_GENERATION] = generation
         self.write(base)
         self._left = base
 
+    @property
+    def _fields(self) -> int:
+        return _SETTINGS + self._words.count
+
+    @property
+    def _header(self) -> int:
+        return 1 + _KEPT * self._fields
+
     def _attach(self, memory: Any) -> None:
         self._memory = memory
         words: npt.NDArray[np.int64] = np.frombuffer(memory, np.int64)
-        self._head = words[:_HEADER]
-        self._marks = words[_HEADER:].reshape(2, _WORKERS + 1)
+        self._head = words[: self._header]
+        self._marks = words[self._header :].reshape(2, _WORKERS + 1)
 
     def own(self) -> None:
         """Make it this process's own if it is another's and this is no DataLoader worker.
@@ -137,37 +146,21 @@ class EpochCell:
 
     def _store(self, base: Base, generation: int) -> None:
         head = self._place_of(generation)
-        settings = base.settings
         head[_EPOCH], head[_POSITION] = base.epoch, base.position
         head[_STOP] = -1 if base.stop is None else base.stop
-        head[_FLAGS] = 0
-        if settings is not None:
-            large = settings.seed >= 1 << 63
-            head[_SEED] = settings.seed - (large << 64)
-            head[_LANES], head[_BLOCKS] = settings.lanes, settings.block_shards
-            flags = (settings.shuffle, settings.exchange, settings.balance == "samples", settings.cut, large, True)
-            head[_FLAGS] = sum(flag << bit for bit, flag in enumerate(flags))
+        head[_FIXED] = base.settings is not None
+        if base.settings is not None:
+            head[_SETTINGS:] = self._words.pack(base.settings)
         self._head[_GENERATION] = generation
 
     def _place_of(self, generation: int) -> npt.NDArray[np.int64]:
-        first = 1 + generation % _KEPT * _FIELDS
-        return self._head[first : first + _FIELDS]
+        first = 1 + generation % _KEPT * self._fields
+        return self._head[first : first + self._fields]
 
     def base(self, generation: int | None = None) -> Base:
         """The base of a generation, by default of the latest."""
         head = self._place_of(int(self._head[_GENERATION]) if generation is None else generation).tolist()
-        shuffle, exchange, samples, cut, large, fixed = (bool(head[_FLAGS] >> bit & 1) for bit in range(6))
-        settings = None
-        if fixed:
-            settings = OrderSettings(
-                seed=head[_SEED] + (large << 64),
-                lanes=head[_LANES],
-                block_shards=head[_BLOCKS],
-                shuffle=shuffle,
-                exchange=exchange,
-                balance="samples" if samples else "bytes",
-                cut=cut,
-            )
+        settings = self._words.unpack(head[_SETTINGS:]) if head[_FIXED] else None
         return Base(head[_EPOCH], head[_POSITION], settings, None if head[_STOP] < 0 else head[_STOP])
 
     def next_pass(self) -> Start:
@@ -219,16 +212,17 @@ class EpochCell:
     def __getstate__(self) -> dict[str, Any]:
         self.leave()
         if get_spawning_popen() is not None:
-            return {"memory": self._memory, "owner": self._owner, "left": self._left}
-        return {"left": self._left}  # a copy for later or elsewhere shares nothing
+            return {"words": self._words, "memory": self._memory, "owner": self._owner, "left": self._left}
+        return {"words": self._words, "left": self._left}  # a copy for later or elsewhere shares nothing
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "memory" in state:
+            self._words = state["words"]
             self._attach(state["memory"])
             self._owner, self._left = state["owner"], state["left"]
             _remember(self)
         else:
-            self.__init__(state["left"])  # type: ignore[misc]
+            self.__init__(state["left"], state["words"])  # type: ignore[misc]
 
 
 def _mark(start: Start, team: int) -> int:
