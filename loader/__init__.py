@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import formats
+from .formats.packing import Packing
 from .reader import DataWarning, ShardReader, open_shard
 from .sample import Batch, Sample
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .batched import Batches
     from .collation import collate
     from .dataset import ShardDataset
+    from .formats.where import Where
     from .threaded import Loader
 
 __all__ = [
@@ -25,16 +27,24 @@ __all__ = [
     "Batches",
     "DataWarning",
     "Loader",
+    "Packing",
     "Sample",
     "ShardDataset",
     "ShardReader",
+    "Where",
     "collate",
     "formats",
     "open_shard",
 ]
 
 # These need torch, which open_shard does not.
-_LAZY = {"Batches": ".batched", "Loader": ".threaded", "ShardDataset": ".dataset", "collate": ".collation"}
+_LAZY = {
+    "Batches": ".batched",
+    "Loader": ".threaded",
+    "ShardDataset": ".dataset",
+    "Where": ".formats.where",
+    "collate": ".collation",
+}
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ from .decode import DecodeOption
 from .definition import Definition
 from .formats import Format, resolve
 from .formats.derived import View
+from .formats.packing import Packing
 from .manifest import Manifest
 from .manifest_file import save_manifest
 from .options import Options, as_fields, as_names
@@ -76,7 +77,7 @@ class ShardDataset(PlannedDataset):
         client: Client | None = None,
         global_batch_size: int | None = None,
         where: View | None = None,
-        packing: View | None = None,
+        packing: Packing | None = None,
     ) -> None:
         options = Options(
             source=as_names(source),

@@ -244,7 +244,10 @@ class Definition:
         return SampleReader(pool, self.recipe, seed=order.seed, epoch=order.epoch)
 
     def _shards(self, order: EpochOrder) -> Shards:
-        return self.listing if self.tally is None else CountedShards(self.listing, self.tally, order.told())
+        listing = self.listing
+        if order.shuffle and listing.format.base is not listing.format:
+            listing = replace(listing, format=listing.format.in_epoch(order.seed, order.epoch))
+        return listing if self.tally is None else CountedShards(listing, self.tally, order.told())
 
     def take_rows(self, format: Tokens, capacity: int) -> WindowRows:
         """What gathers the windows of token files, for one pass; :meth:`keep_rows` takes it back."""

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from cachefs.errors import DataError
 
 __all__ = [
-    "BEGINNING", "Bytes", "Damage", "Format", "KeptIndex", "Mapped", "Objects", "Opened", "Ready", "SampleIndex",
-    "all_there",
+    "BEGINNING", "Bytes", "Damage", "Format", "Joined", "KeptIndex", "Mapped", "Objects", "Opened", "Ready",
+    "SampleIndex", "all_there",
 ]  # fmt: skip
 
 BEGINNING = 512
@@ -66,6 +66,14 @@ class Opened(NamedTuple):
     index: Any
     private_bytes: int = 0
     """Memory that it takes besides maps, as far as it is known at once."""
+
+
+class Joined(NamedTuple):
+    """One field of all samples of a shard, whose values lie in one array: sample ``i`` has ``lengths[i]`` of them from
+    ``starts[i]`` on (:meth:`Format.lengths`)."""
+
+    values: npt.NDArray[Any]
+    starts: npt.NDArray[Any]
 
 
 class SampleIndex(ABC):
@@ -213,6 +221,20 @@ class Format(ABC):
         The arrays are new memory or views of it: the caller may write into them.
         """
         raise NotImplementedError(self.name)
+
+    def lengths(self, source: Any, index: Any, field: str, url: str) -> npt.NDArray[Any] | None:
+        """How many values ``field`` has in each sample, where it holds 1-D arrays and that can be told without reading
+        them: integers of shape ``(samples,)``, -1 for one that cannot be read. ``None``: read the samples to know."""
+        return None
+
+    def joined(self, source: Any, index: Any, field: str, url: str) -> Joined | None:
+        """All values of ``field``, where they lie in one array and :meth:`lengths` tells how many each sample has."""
+        return None
+
+    def in_epoch(self, seed: int, epoch: int) -> Format:
+        """The format as it is read in a shuffled epoch: it may mix anew what a shard's samples are made of, as long as
+        their number stays."""
+        return self
 
     def count(self, size: int, url: str) -> int | None:
         """The number of samples of a shard of ``size`` bytes, where that alone tells; ``None`` where it does not."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cachefs.hashing import name_digest
@@ -104,6 +104,9 @@ class Derived(Format):
         index = self.inner.index(whole, url, ready)
         ready(0, len(data))
         return self.derive(Opened(self.inner.source(whole, index), index), url)
+
+    def in_epoch(self, seed: int, epoch: int) -> Derived:
+        return replace(self, inner=self.inner.in_epoch(seed, epoch))
 
     def keeps_state(self, source: Any) -> bool:
         return self.inner.keeps_state(source)

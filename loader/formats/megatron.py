@@ -23,7 +23,7 @@ import numpy.typing as npt
 from cachefs.errors import ConfigError, Denied, FormatError, NotFound
 
 from ..sample import Sample
-from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
+from .abc import Bytes, Format, Joined, Objects, Opened, Ready, SampleIndex, all_there
 from .megatron_index import MAGIC, Idx, check_documents, check_sequences, first_gap, gap_error, parse_idx
 from .windows import WindowOptions, Windows, delivered
 
@@ -174,6 +174,26 @@ class Megatron(WindowOptions, Format):
             return source.windows.columns(rows, fields)
         samples = [self.read(source, index, i, url, fields) for i in rows.tolist()]
         return {name: [sample[name] for sample in samples] for name in samples[0]} if samples else {}
+
+    def lengths(self, source: MegatronSource, index: Any, field: str, url: str) -> npt.NDArray[Any] | None:
+        idx = source.idx
+        if source.windows is not None or field != "tokens":
+            return None
+        if self.sample == "sequence":
+            return idx.lengths
+        ends = np.concatenate([[0], np.cumsum(idx.lengths, dtype=np.int64)])
+        return np.diff(ends[idx.documents])
+
+    def joined(self, source: MegatronSource, index: Any, field: str, url: str) -> Joined | None:
+        idx, item = source.idx, source.idx.dtype.itemsize
+        if source.windows is not None or field != "tokens" or not idx.sequences:
+            return None
+        starts = idx.pointers
+        if self.sample == "document":
+            starts = starts[np.minimum(idx.documents[:-1], idx.sequences - 1)]  # behind all lies an empty one
+        if (starts % item).any():
+            return None
+        return Joined(source.data[: len(source.data) // item * item].view(idx.dtype), starts // item)
 
 
 def _span(idx: Idx, first: int, last: int, size: int, url: str) -> tuple[int, int]:

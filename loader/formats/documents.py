@@ -1,0 +1,205 @@
+"""Documents: 1-D arrays of integers in one field of the samples of a shard, found and read many at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import DataError, FormatError, MissingField
+
+from .abc import Format, Joined, Opened
+from .bins import Int64s
+
+Row = npt.NDArray[Any]
+
+_AT_ONCE = 1024
+"""Samples whose lengths are found in one call, where they have to be read for that."""
+
+
+class Found(NamedTuple):
+    """``lengths`` of all documents, -1 for a sample that cannot be read; ``counts``: how many documents each sample
+    has, ``None`` where each has one."""
+
+    lengths: npt.NDArray[Any]
+    counts: Int64s | None
+
+
+@dataclass(frozen=True)
+class DocumentField:
+    """Where documents are: in ``field`` of a sample of ``format``. ``dtype``: of the tokens, where the field is bytes;
+    ``eos_id``: the token that ends a document, where a field holds several."""
+
+    format: Format
+    field: str
+    dtype: str | None
+    eos_id: int | None
+
+    @cached_property
+    def wanted(self) -> frozenset[str]:
+        """The field as a set: one object, which formats look up by identity."""
+        return frozenset({self.field})
+
+    def find(self, opened: Opened, url: str) -> Found:
+        """All documents of a shard. Raises ``MissingField`` where no sample has the field."""
+        told = None
+        if self.eos_id is None and self.dtype is None:
+            told = self.format.lengths(opened.source, opened.index, self.field, url)
+        return Found(told, None) if told is not None else self._find(opened, url)
+
+    def _find(self, opened: Opened, url: str) -> Found:
+        lengths: list[Row] = []
+        counts: list[int] = []
+        missing: MissingField | None = None
+        readable = 0
+        n = len(opened.index)
+        for first in range(0, n, _AT_ONCE):
+            for row in self._rows(opened, np.arange(first, min(first + _AT_ONCE, n)), url):
+                if isinstance(row, DataError):
+                    found = np.array([-1])
+                    missing = missing or (row if isinstance(row, MissingField) else None)
+                else:
+                    found = self._split(row)
+                    readable += 1
+                lengths.append(found)
+                counts.append(len(found))
+        if missing is not None and not readable:
+            raise missing
+        joined = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+        return Found(joined, None if self.eos_id is None else np.array(counts, dtype=np.int64))
+
+    def _rows(self, opened: Opened, samples: Int64s, url: str) -> list[Row | DataError]:
+        """The tokens of some samples; an error in place of those that cannot be read."""
+        try:
+            return list(self.read(opened, samples, url))
+        except DataError:
+            pass  # one of them: which?
+        out: list[Row | DataError] = []
+        for i in samples.tolist():
+            try:
+                out.append(self._one(opened, i, url))
+            except DataError as e:
+                out.append(e.with_traceback(None))
+        return out
+
+    def read(self, opened: Opened, samples: Int64s, url: str) -> list[Row]:
+        """The tokens of some samples. Raises ``DataError`` for the first that has none."""
+        if not self.format.columnar or len(samples) == 1:
+            return [self._one(opened, i, url) for i in samples.tolist()]
+        values = self.format.columns(opened.source, opened.index, samples, url, self.wanted).get(self.field)
+        if values is None:
+            return [self._one(opened, i, url) for i in samples.tolist()]
+        return [self._row(value, opened, i, url) for i, value in zip(samples.tolist(), values, strict=True)]
+
+    def _one(self, opened: Opened, i: int, url: str) -> Row:
+        sample = self.format.read(opened.source, opened.index, i, url, self.wanted)
+        if self.field not in sample:
+            present = ", ".join(sorted(self.format.read(opened.source, opened.index, i, url))) or "none"
+            raise MissingField(
+                f"sample {i} has no field {self.field!r} to be packed",
+                url=url,
+                hint=f"Packing(field=...) names it; fields present: {present}",
+            )
+        return self._row(sample[self.field], opened, i, url)
+
+    def _row(self, value: Any, opened: Opened, i: int, url: str) -> Row:
+        kind = self.format.kind(opened.index, self.field)
+        try:
+            row = _as_row(value, kind, self.dtype)
+        except ValueError as e:
+            hint = 'Packing(dtype="uint16") or alike says what bytes hold' if kind not in ("", "npy") else None
+            raise FormatError(f"field {self.field!r} of sample {i} {e}", url=url, hint=hint) from None
+        return row
+
+    def _split(self, row: Row) -> Int64s:
+        """The lengths of the documents in one sample."""
+        if self.eos_id is None:
+            return np.array([len(row)])
+        ends = np.flatnonzero(row == self.eos_id) + 1
+        if not len(ends) or ends[-1] < len(row):
+            ends = np.append(ends, len(row))
+        return np.diff(ends, prepend=0)
+
+
+def _as_row(value: Any, kind: str, dtype: str | None) -> Row:
+    """A field's value as a 1-D array of integers; a null as an empty one. ``ValueError`` says what else it is."""
+    if value is None:
+        return np.empty(0, np.int64)
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+        if kind == "npy":
+            from ..decoders import to_array  # which loads nothing else
+
+            value = to_array(value)
+        elif dtype is not None:
+            if len(value) % np.dtype(dtype).itemsize:
+                raise ValueError(f"has {len(value)} bytes, no whole number of {dtype} tokens")
+            value = value.view(np.dtype(dtype).newbyteorder("<"))
+        elif kind:
+            raise ValueError(f"holds {kind!r} data, no tokens")
+    elif isinstance(value, list):
+        value = np.array(value) if value else np.empty(0, np.int64)
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iu":
+        what = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueError(f"is no row of integers but {what}")
+    return value
+
+
+class Documents:
+    """The documents of one open shard, by number."""
+
+    def __init__(self, field: DocumentField, opened: Opened, found: Found) -> None:
+        self._field = field
+        self._opened = opened
+        self.lengths = found.lengths
+        counts = found.counts
+        self._sample: Int64s | None = None
+        self._base: Int64s | None = None
+        self._sizes: npt.NDArray[Any] = found.lengths
+        if counts is not None:
+            self._sample = np.repeat(np.arange(len(counts)), counts)
+            ends = np.cumsum(np.maximum(found.lengths, 0), dtype=np.int64)
+            firsts = np.cumsum(counts) - counts
+            before = np.concatenate([[0], ends])
+            self._base = before[:-1] - np.repeat(before[firsts], counts)
+            self._sizes = before[firsts + counts] - before[firsts]
+        self._joined: Joined | None = None
+        self._asked = False
+
+    def pieces(self, docs: Int64s, firsts: Int64s, sizes: Int64s, url: str) -> list[Row]:
+        """``sizes[k]`` tokens of document ``docs[k]`` from its token ``firsts[k]`` on; views where the format allows.
+
+        Raises ``DataError`` for one that cannot be read, or has another length than when the shard was indexed."""
+        samples = docs if self._sample is None else self._sample[docs]
+        at = firsts if self._base is None else self._base[docs] + firsts
+        joined = self._at_once(url)
+        if joined is None:
+            return self._read(samples, at, sizes, url)
+        begins = joined.starts[samples].astype(np.int64) + at
+        ends = begins + sizes
+        if int(begins.min()) < 0 or int(ends.max()) > len(joined.values):
+            bad = int(samples[int(np.argmax((begins < 0) | (ends > len(joined.values))))])
+            raise FormatError(f"sample {bad} lies outside of the shard: the index has changed", url=url)
+        values = joined.values
+        return [values[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+    def _at_once(self, url: str) -> Joined | None:
+        if not self._asked:
+            field = self._field
+            if field.dtype is None:
+                self._joined = field.format.joined(self._opened.source, self._opened.index, field.field, url)
+            self._asked = True
+        return self._joined
+
+    def _read(self, samples: Int64s, at: Int64s, sizes: Int64s, url: str) -> list[Row]:
+        rows = self._field.read(self._opened, samples, url)
+        out = []
+        known = self._sizes[samples].tolist()
+        for i, row, size, a, n in zip(samples.tolist(), rows, known, at.tolist(), sizes.tolist(), strict=True):
+            if len(row) != size:
+                was = f"has {len(row)} tokens, it had {size}" if size >= 0 else "could not be read"
+                raise FormatError(f"sample {i} {was} when the shard was indexed", url=url)
+            out.append(row[a : a + n])
+        return out

@@ -1,0 +1,242 @@
+"""Length packing: documents of any number of tokens as samples of one length (:class:`Packing`).
+
+A sample is one bin (:mod:`.bins`). The bins of a shard, or of a part of it, hold its own documents only, so their
+number follows from the shard and the options, and the order deals with bins as with any samples. Which documents share
+a bin is drawn anew in each shuffled epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import ConfigError
+from cachefs.hashing import chunk_digest
+
+from ..permute import derive, seed_key
+from ..sample import Sample
+from .abc import Format, Objects, Opened, SampleIndex
+from .binread import BinReader, Outline
+from .bins import Bins, Method
+from .derived import Derived, DerivedIndex, View
+from .documents import DocumentField, Documents, Found
+
+_VERSION = 1
+_SUM = 8
+_PACKING = 0x7061636B696E67
+_PIECE_BYTES = 12
+"""Memory for where a document lies, while its shard is open."""
+
+
+@dataclass(frozen=True)
+class Packing(View):
+    """Documents packed into samples of ``length`` tokens, for ``ShardDataset(packing=...)``.
+
+    A *document* is the 1-D array of integers in ``field`` of a stored sample, or, with ``eos_id``, a part of it that
+    ends with this token. ``method``: ``"best_fit"`` keeps documents whole (those longer than ``length`` are cut into
+    pieces of it, and what is left of them is packed like others) and leaves little padding; ``"sequential"`` lays them
+    end to end and cuts where a sample is full, which leaves padding in a shard's last sample alone. Every token of
+    every document is in exactly one sample of an epoch.
+
+    A sample has these fields, each of shape ``(length,)`` but the last:
+
+    * the tokens, under the name ``field``, as ``out``; behind the last document ``pad_id``;
+    * ``labels`` (int64): for each token the next one of its document, also where that lies in another sample;
+      ``ignore_index`` for the last token of a document, and for padding. With ``labels="same"`` the token itself, as
+      models want it that move labels by themselves (Hugging Face): ``ignore_index`` for the first token of each
+      segment, which has nothing before it to be told from, and for padding. ``labels=False``: no such field;
+    * ``position_ids`` (int64): 0, 1, 2 ... in each segment, unless they are ``False``;
+    * with ``document_ids=True`` ``document_ids`` (int32): the number of the token's segment in the sample, -1 for
+      padding;
+    * ``cu_seqlens`` (int32, shape ``(segments + 1,)``): where segments begin, and at last ``length``, as the functions
+      for variable lengths of flash-attention take it (:func:`loader.pack_batch` joins those of a batch).
+
+    A *segment* is a document, or the piece of one that lies in the sample; padding is a last segment of its own.
+    ``dtype``: what a field of bytes holds (``"uint16"``), where the format does not say that it is an array.
+    Raises ``ConfigError`` for options that make no sense.
+    """
+
+    length: int
+    field: str = "tokens"
+    method: Method = "best_fit"
+    eos_id: int | None = None
+    pad_id: int = 0
+    labels: bool | Literal["same"] = True
+    position_ids: bool = True
+    document_ids: bool = False
+    ignore_index: int = -100
+    out: str = "int64"
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, bool) or not isinstance(self.length, int) or not 0 < self.length < 1 << 31:
+            raise ConfigError(f"Packing(length={self.length!r}) is not a positive number of tokens")
+        if self.method not in ("best_fit", "sequential"):
+            raise ConfigError(f"Packing(method={self.method!r}) is neither 'best_fit' nor 'sequential'")
+        if self.labels not in (True, False, "same"):
+            raise ConfigError(f"Packing(labels={self.labels!r}) is neither True, False nor 'same'")
+        for option in ("out", "dtype"):
+            name = getattr(self, option)
+            if name is not None and not _is_integer(name):
+                raise ConfigError(f"Packing({option}={name!r}) is no integer dtype", hint='for example "int64"')
+        if not isinstance(self.field, str) or self.field in ("labels", "position_ids", "document_ids", "cu_seqlens"):
+            raise ConfigError(f"Packing(field={self.field!r}) is the name of a field that packing adds, or none")
+        for option, kind in (("pad_id", self.out), ("ignore_index", "int64")):
+            value, info = getattr(self, option), np.iinfo(kind)
+            if isinstance(value, bool) or not isinstance(value, int) or not info.min <= value <= info.max:
+                raise ConfigError(f"Packing({option}={value!r}) is no {kind} token")
+        if self.eos_id is not None and (isinstance(self.eos_id, bool) or not isinstance(self.eos_id, int)):
+            raise ConfigError(f"Packing(eos_id={self.eos_id!r}) is no token")
+
+    def over(self, format: Format) -> Packed:
+        return Packed(format, self)
+
+    def padding(self, lengths: npt.ArrayLike) -> float:
+        """The share of padding in the samples that documents of these numbers of tokens make, all in one shard."""
+        bins = Bins(np.asarray(lengths, dtype=np.int64), self.length, self.method)
+        return bins.padding / max(bins.count * self.length, 1)
+
+
+@dataclass(slots=True)
+class PackedIndex(DerivedIndex):
+    """The number of bins, and what they are made of. ``documents``: how many each stored sample has, where that may be
+    several."""
+
+    inner: SampleIndex
+    bins: Bins
+    documents: npt.NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return self.bins.count
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes + self.bins.lengths.nbytes + (0 if self.documents is None else self.documents.nbytes)
+
+    def to_bytes(self) -> bytes:
+        lengths = self.bins.lengths
+        counts = b"" if self.documents is None else self.documents.astype("<i8").tobytes()
+        body = msgspec.msgpack.encode(_Kept(_VERSION, lengths.itemsize == 8, lengths.tobytes(), counts))
+        return chunk_digest(body).to_bytes(_SUM, "little") + body
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    version: int
+    wide: bool
+    lengths: bytes
+    documents: bytes
+
+
+@dataclass(frozen=True)
+class Packed(Derived):
+    """A format under :class:`Packing`. ``key``: of the epoch; ``None``: documents stay in their own order."""
+
+    packing: Packing
+    key: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "columnar", True)
+
+    @cached_property
+    def documents(self) -> DocumentField:
+        """Where the documents are."""
+        it = self.packing
+        return DocumentField(self.inner, self.inner.canonical(it.field), it.dtype, it.eos_id)
+
+    @cached_property
+    def _outline(self) -> Outline:
+        it = self.packing
+        labels: Literal["next", "same"] | None = "same" if it.labels == "same" else "next" if it.labels else None
+        return Outline(
+            it.field, it.length, np.dtype(it.out), it.pad_id, labels, it.position_ids, it.document_ids, it.ignore_index
+        )
+
+    def identity(self) -> str:
+        it = self.packing  # the other options change no sample's place
+        packed = f"{it.length} {it.field} {it.method} {it.eos_id} {it.dtype}"
+        return f"{self.inner.name} {self.inner.identity()} packed {_VERSION} {packed}"
+
+    def in_epoch(self, seed: int, epoch: int) -> Packed:
+        return replace(self, inner=self.inner.in_epoch(seed, epoch), key=derive(seed_key(seed), epoch, _PACKING))
+
+    def open(
+        self, objects: Objects, url: str, *, index: Any = None, unpacked: int | None = None, part: int | None = None
+    ) -> Opened:
+        opened = Derived.open(self, objects, url, index=index, unpacked=unpacked, part=part)
+        index = opened.index
+        documents = Documents(
+            self.documents, Opened(opened.source, index.inner), Found(index.bins.lengths, index.documents)
+        )
+        reader = BinReader(documents, index.bins, self._outline, self.key)
+        private = opened.private_bytes + _PIECE_BYTES * len(index.bins.lengths)
+        return Opened(_Source(opened.source, reader), index, private)
+
+    def derive(self, opened: Opened, url: str) -> PackedIndex:
+        return self._packed(opened.index, *self.documents.find(opened, url))
+
+    def recall(self, raw: bytes, inner: Any) -> PackedIndex:
+        body = raw[_SUM:]
+        if chunk_digest(body).to_bytes(_SUM, "little") != raw[:_SUM]:
+            raise ValueError("kept lengths with a wrong checksum")
+        try:
+            kept = msgspec.msgpack.decode(body, type=_Kept)
+        except msgspec.MsgspecError as e:
+            raise ValueError(f"no kept lengths: {e}") from e
+        if kept.version != _VERSION:
+            raise ValueError(f"kept lengths of version {kept.version}")
+        lengths = np.frombuffer(kept.lengths, "<i8" if kept.wide else "<i4")
+        counts = np.frombuffer(kept.documents, "<i8") if self.packing.eos_id is not None else None
+        samples = len(lengths) if counts is None else len(counts)
+        if samples != len(inner) or (lengths < -1).any():
+            raise ValueError("kept lengths of another shard")
+        if counts is not None and ((counts < 1).any() or counts.sum() != len(lengths)):
+            raise ValueError("kept lengths whose counts do not agree")
+        return self._packed(inner, lengths, counts)
+
+    def _packed(self, inner: Any, lengths: npt.NDArray[Any], counts: npt.NDArray[Any] | None) -> PackedIndex:
+        narrow = np.dtype("<i4") if int(lengths.max(initial=0)) < 1 << 31 else np.dtype("<i8")
+        bins = Bins(lengths.astype(narrow), self.packing.length, self.packing.method)
+        return PackedIndex(inner, bins, counts)
+
+    def keeps_state(self, source: _Source) -> bool:
+        return self.inner.keeps_state(source.stored)
+
+    def read(
+        self, source: _Source, index: PackedIndex, i: int, url: str, fields: frozenset[str] | None = None
+    ) -> Sample:
+        columns = source.bins.columns(np.array([i]), url, fields)
+        return Sample((name, values[0]) for name, values in columns.items())
+
+    def columns(
+        self,
+        source: _Source,
+        index: PackedIndex,
+        rows: npt.NDArray[np.int64],
+        url: str,
+        fields: frozenset[str] | None = None,
+    ) -> dict[str, Any]:
+        return source.bins.columns(rows, url, fields)
+
+    def kind(self, index: PackedIndex, name: str) -> str:
+        return ""  # all are arrays
+
+    def canonical(self, name: str) -> str:
+        return name
+
+
+class _Source(NamedTuple):
+    stored: Any
+    bins: BinReader
+
+
+def _is_integer(name: Any) -> bool:
+    try:
+        return np.dtype(name).kind in "iu"
+    except TypeError:
+        return False
