@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .dataset import ShardDataset
     from .formats.where import Where
     from .threaded import Loader
+    from .varlen import pack_batch
 
 __all__ = [
     "Batch",
@@ -35,6 +36,7 @@ __all__ = [
     "collate",
     "formats",
     "open_shard",
+    "pack_batch",
 ]
 
 # These need torch, which open_shard does not.
@@ -44,6 +46,7 @@ _LAZY = {
     "ShardDataset": ".dataset",
     "Where": ".formats.where",
     "collate": ".collation",
+    "pack_batch": ".varlen",
 }
 
 
