@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
 from .collation import Allocator, allocator, collate
 from .columns import ColumnGather, reads_columns
 from .dealing import check_whole
-from .formats import Tokens
+from .formats import Format, Tokens
 from .members import MemberGather, reads_members
+from .mixturereader import SOURCE, MixtureReader
+from .permute import Int64s
 from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
 
 if TYPE_CHECKING:
+    from .buffers import ShardPool
     from .epochcell import Start
     from .planned import PlannedDataset
     from .reading import Reading
@@ -80,16 +84,26 @@ def batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int,
     gather = token_gather(reading, collate_fn)
     if gather is not None:
         return gather.batch
-    if collate_fn is None and reads_columns(reading.format, reading.reader.recipe):
-        return ColumnGather(reading.format, reading.reader).batch
+    reader, format = reading.reader, reading.format
+    if not isinstance(reader, MixtureReader) and format is not None:
+        return _of_one_format(reading, format, reader, collate_fn)
+    joined = collate_fn or collate
+    return lambda batch, stamp, places: joined(reading.samples(batch, stamp, places))
+
+
+def _of_one_format(
+    reading: Reading, format: Format, reader: SampleReader, collate_fn: Collate | None
+) -> Callable[[int, Stamp, Places], Any]:
+    if collate_fn is None and reads_columns(format, reader.recipe):
+        return ColumnGather(format, reader).batch
     joined = collate_fn or collate
 
     def one_by_one(batch: int, stamp: Stamp, places: Places) -> Any:
         return joined(reading.samples(batch, stamp, places))
 
-    if collate_fn is not None or not reads_members(reading.format, reading.reader.recipe):
+    if collate_fn is not None or not reads_members(format, reader.recipe):
         return one_by_one
-    members = MemberGather(reading.reader)
+    members = MemberGather(reader)
 
     def by_fields(batch: int, stamp: Stamp, places: Places) -> Any:
         found = members.batch(stamp, places)
@@ -100,10 +114,24 @@ def batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int,
 
 def token_gather(reading: Reading, collate_fn: Collate | None) -> TokenGather | None:
     """The short way for token windows, where nothing is asked for that needs samples one by one."""
-    tokens = reading.format
-    if isinstance(tokens, Tokens) and collate_fn is None and _gathers(tokens, reading.reader.recipe):
-        return TokenGather(tokens, reading.reader, reading.windows(tokens))
-    return None
+    if collate_fn is not None:
+        return None
+    reader, format = reading.reader, reading.format
+    if not isinstance(format, Tokens):
+        return None
+    if not isinstance(reader, MixtureReader):
+        if not _gathers(format, reader.recipe):
+            return None
+        rows = reading.windows(format, reader.pool.capacity)
+        return TokenGather(format, reader.recipe, [(rows, reader.pool)])
+    parts = []
+    for number, source in enumerate(reader.sources):
+        if not _gathers(format, source.recipe):
+            return None
+        stored, pool = source.definition.format, source.pool
+        assert isinstance(stored, Tokens)  # a mixture has one format only if all its sources' samples are alike
+        parts.append((reading.windows(stored, pool.capacity, number), pool))
+    return TokenGather(format, reader.sources[0].recipe, parts, sources=reader.ids)
 
 
 def _gathers(tokens: Tokens, recipe: Recipe) -> bool:
@@ -118,13 +146,17 @@ def _gathers(tokens: Tokens, recipe: Recipe) -> bool:
 
 
 class TokenGather:
-    """Batches of token windows: ``tokens`` and ``labels`` of shape ``(samples, length)``."""
+    """Batches of token windows: ``tokens`` and ``labels`` of shape ``(samples, length)``.
 
-    def __init__(self, format: Tokens, reader: SampleReader, rows: WindowRows) -> None:
-        recipe = reader.recipe
-        self._rows = rows
-        self._pool = reader.pool
+    ``parts``: what gathers the rows of each source, and its open shards; ``sources``: say which one each row is from.
+    """
+
+    def __init__(
+        self, format: Tokens, recipe: Recipe, parts: list[tuple[WindowRows, ShardPool]], *, sources: bool = False
+    ) -> None:
+        self._of = parts
         self._ids = recipe.ids
+        self._sources = sources
         self._repeats = recipe.repeats
         self._length = format.length
         self._dtype = format.delivered.newbyteorder("=")
@@ -146,14 +178,30 @@ class TokenGather:
         for name, at in self._parts:
             batch[name], array = allocate((rows, self._length), self._dtype)
             arrays.append((array, at))
-        self._rows.gather(places, arrays, self._pool)
+        if places.origin is None:
+            rows_of, pool = self._of[0]
+            rows_of.gather(places, arrays, pool)
+        else:
+            self._mix(places, places.origin.source, arrays)
         if self._ids:
             batch[ID] = torch.from_numpy(places.ids)
+        if self._sources and places.origin is not None:
+            batch[SOURCE] = torch.from_numpy(places.origin.source.copy())
         if self._repeats:
             batch[REPEAT] = torch.from_numpy(
                 np.zeros(rows, np.bool_) if places.repeat is None else places.repeat.copy()
             )
         return batch
+
+    def _mix(self, places: Places, source: Int64s, arrays: list[tuple[npt.NDArray[Any], int]]) -> None:
+        """Gather the rows of each source, and put them where they belong."""
+        for number, (rows, pool) in enumerate(self._of):
+            here = np.flatnonzero(source == number)
+            if len(here):
+                own = [(np.empty((len(here), self._length), self._dtype), at) for _, at in arrays]
+                rows.gather(places.taken(here), own, pool)
+                for (array, _), (part, _) in zip(arrays, own, strict=True):
+                    array[here] = part
 
     @property
     def sample_bytes(self) -> int:

@@ -7,13 +7,31 @@ per rank. No number of ranks, workers or nodes changes the sequence of global ba
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from cachefs.errors import ConfigError, DataError, EmptyDataset
 
-from .order import EpochOrder
 from .permute import Int64s
+
+
+class Positions(Protocol):
+    """The sequence of one epoch: :class:`loader.order.EpochOrder`, or that of a mixture."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def settled(self) -> int:
+        """How many positions are known."""
+
+    @property
+    def total(self) -> int:
+        """How many there are. Raises CountsUnknown while that is not known."""
+
+    def lane_of(self, positions: Int64s) -> Int64s:
+        """The lane that each is taken from."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +105,7 @@ def about_steps(total: int, global_batch: int, *, world: int, drop_last: bool, p
 
 
 def rank_positions(
-    order: EpochOrder,
+    order: Positions,
     batch_index: int,
     *,
     global_batch: int,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,13 @@ import numpy.ma  # noqa: F401 - np.unique imports it at first use, which in fork
 from cachefs.client import connect  # here, not at first use, for the same reason
 
 from .anchors import Anchor
-from .batches import Steps, about_steps, steps
+from .batches import Positions, Steps, about_steps, steps
 from .buffers import IndexCache, ShardPool, Shards
 from .counted import CountedShards
 from .decode import Decode
-from .epochcell import Start
+from .epochcell import Base, Start
 from .epochs import Orders, OrderSettings
-from .formats import Tokens
+from .formats import Format, Tokens
 from .growing import GrowingOrders
 from .lookahead import Lookahead
 from .manifest import Manifest, build_manifest
@@ -34,6 +34,8 @@ from .order import EpochOrder
 from .passes import BatchRule, PassPlan, Prefetch
 from .rowgather import WindowRows
 from .samples import Recipe, SampleReader
+from .settingwords import OrderWords
+from .shardstates import base_of, state_of
 from .sharedpool import SharedPool
 from .shelf import SharedNumbers, Shelf
 from .tally import Tally
@@ -126,6 +128,21 @@ class Definition:
         if tally is None:
             return listing
         return replace(listing, counts=tally.counts(), damaged=tally.damaged(), skipped=tally.skipped)
+
+    @property
+    def sources(self) -> tuple[Definition, ...]:
+        """What is read: this alone."""
+        return (self,)
+
+    @property
+    def format(self) -> Format:
+        """The format of all samples."""
+        return self.listing.format
+
+    @property
+    def total(self) -> int:
+        """Samples in an epoch. Raises ``CountsUnknown`` while shards are not counted."""
+        return self.manifest.total
 
     @property
     def damaged(self) -> Sequence[int]:
@@ -229,19 +246,39 @@ class Definition:
             cut=False if listing.progressive else None,
         )
 
-    def plan(self, start: Start) -> PassPlan:
+    def usual_total(self, order: Positions) -> int:
+        """How many positions the other epochs have: as many."""
+        return order.total
+
+    @property
+    def words(self) -> OrderWords:
+        """How settings are kept in memory shared with workers."""
+        return OrderWords()
+
+    def state(self, base: Base) -> dict[str, Any]:
+        """The state of a run that goes on at ``base``."""
+        return state_of(self, base)
+
+    def base(self, raw: Mapping[str, Any]) -> Base:
+        """The base that a state names, checked against the data. Raises ``StateError``."""
+        return base_of(self, raw)
+
+    def plan(self, start: Start) -> PassPlan[EpochOrder]:
         """The pass that begins there. Does not wait for counts."""
         order = self.order(start.base.settings, start.epoch, first=start.position)
         reach = None if self.tally is None else partial(self.order, start.base.settings, start.epoch)
         return PassPlan(order, self.rule, start.position, start.stop, reach)
 
-    def reader(self, plan: PassPlan, *, shared: bool = False) -> SampleReader:
+    def reader(self, plan: PassPlan[EpochOrder], *, shared: bool = False) -> SampleReader:
         """A reader with fresh maps for one pass; the caller's to close. ``shared``: several threads may use it."""
-        order = plan.order
+        return self.reader_of(plan.order, self.recipe, shared=shared)
+
+    def reader_of(self, order: EpochOrder, recipe: Recipe, *, shared: bool = False) -> SampleReader:
+        """As :meth:`reader`, for any epoch, and for samples made in any way."""
         wide = order.plan.lanes * (order.block_shards + 1) if order.shuffle else 4
         kind = SharedPool if shared else ShardPool
         pool = kind(self._shards(order), self.client, capacity=wide, indexes=self.indexes)
-        return SampleReader(pool, self.recipe, seed=order.seed, epoch=order.epoch)
+        return SampleReader(pool, recipe, seed=order.seed, epoch=order.epoch)
 
     def _shards(self, order: EpochOrder) -> Shards:
         listing = self.listing
@@ -272,7 +309,7 @@ class Definition:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None, "_tally": None, "_orders": None}
 
-    def prefetch(self, plan: PassPlan) -> Prefetch | Lookahead | None:
+    def prefetch(self, plan: PassPlan[EpochOrder]) -> Prefetch | Lookahead | None:
         """What asks for the next shards; ``None`` where they are local files whose counts are known, or no objects."""
         listing = self.listing
         remote = any("://" in stat.url for stat in listing.shards[:1]) and not listing.format.folder

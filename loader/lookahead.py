@@ -23,7 +23,14 @@ class Lookahead:
     """
 
     def __init__(
-        self, plan: PassPlan, manifest: Manifest, tally: Tally, client: Client, *, ahead: int, remote: bool
+        self,
+        plan: PassPlan[EpochOrder],
+        manifest: Manifest,
+        tally: Tally,
+        client: Client,
+        *,
+        ahead: int,
+        remote: bool,
     ) -> None:
         self._plan = plan
         self._manifest = manifest

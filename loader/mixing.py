@@ -187,9 +187,9 @@ class Mixing:
         return out
 
     def reached(self, wanted: Sequence[int]) -> tuple[int, ...]:
-        """After how many positions each source has had so many of them; 0 for none. Raises ``ConfigError`` beyond 2**48.
+        """After how many positions each source has had so many of them; 0 for none.
 
-        Every source with such a wish must have a share.
+        Raises ``ConfigError`` where that is never, or beyond 2**48.
         """
         out = [0] * len(wanted)
         of = [at for at, number in enumerate(wanted) if number]

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from .batches import rank_positions, steps
+from .batches import Positions, rank_positions, steps
 from .order import EpochOrder
 from .permute import Int64s
 from .sample import Stamp
@@ -37,11 +37,30 @@ ALL: Final = 2**62
 """Behind every position."""
 
 
-class Reach(Protocol):
+class Order(Positions, Protocol):
+    """The sequence of one epoch, as a plan needs it: :class:`loader.order.EpochOrder`, or that of a mixture."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all positions are settled."""
+
+    @property
+    def floor(self) -> int:
+        """The first position that can be asked for."""
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """The samples there: (shard, index in the shard)."""
+
+
+OrderT = TypeVar("OrderT", bound=Order)
+OrderT_co = TypeVar("OrderT_co", bound=Order, covariant=True)
+
+
+class Reach(Protocol[OrderT_co]):
     """The order of a pass's epoch as far as it is known, with the positions from ``first`` to before ``upto``, as far
     as the epoch has them: waits until the sample counts for that are known."""
 
-    def __call__(self, *, first: int, upto: int) -> EpochOrder: ...
+    def __call__(self, *, first: int, upto: int) -> OrderT_co: ...
 
 
 @dataclass(frozen=True)
@@ -81,25 +100,25 @@ class Run:
 
 
 @dataclass(frozen=True)
-class PassPlan:
+class PassPlan(Generic[OrderT]):
     """Which positions of ``order`` a rank reads, batch by batch, from ``position`` on.
 
     ``reach`` gives more of an order that lacks sample counts; with a complete order all is pure.
     """
 
-    order: EpochOrder
+    order: OrderT
     rule: BatchRule
     position: int = 0
     stop: int | None = None
-    reach: Reach | None = None
+    reach: Reach[OrderT] | None = None
 
     @property
-    def latest(self) -> EpochOrder:
+    def latest(self) -> OrderT:
         """The order as far as it has been asked for."""
-        latest: EpochOrder = self.__dict__.get("_latest", self.order)
+        latest: OrderT = self.__dict__.get("_latest", self.order)
         return latest
 
-    def reaching(self, upto: int) -> EpochOrder:
+    def reaching(self, upto: int) -> OrderT:
         """The order with all positions before ``upto``, or complete."""
         order = self.latest
         if not order.complete and order.settled < upto and self.reach is not None:
@@ -182,19 +201,19 @@ class PassPlan:
         order = self.reaching(int(positions.max()) + 1)
         repeat = positions >= order.settled
         if repeat.any():
-            positions = positions % order.total
-        return Places(*self._located(order, positions), repeat if repeat.any() else None)
+            return self._located(order, positions % order.total)._replace(repeat=repeat)
+        return self._located(order, positions)
 
-    def _located(self, order: EpochOrder, positions: Int64s) -> tuple[Int64s, Int64s]:
+    def _located(self, order: OrderT, positions: Int64s) -> Places:
         early = positions < order.floor
         if self.reach is None or not early.any():
-            return order.locate(positions)
+            return Places(*order.locate(positions))
         shard, row = np.empty_like(positions), np.empty_like(positions)
         # before what a state left off at: that takes the counts from the epoch's beginning on
         whole = self.reach(first=0, upto=int(positions[early].max()) + 1)
         for part, of in ((early, whole), (~early, order)):
             shard[part], row[part] = of.locate(positions[part])
-        return shard, row
+        return Places(shard, row)
 
     def stamp(self, batch: int, size: int) -> Stamp:
         end, repeats = self._behind(batch), 0

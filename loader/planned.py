@@ -12,16 +12,15 @@ from cachefs.errors import StateError
 
 from .batched import Batches
 from .dealing import check_dealt
-from .definition import Definition
 from .epochcell import Base, EpochCell, Start
 from .passes import BatchRule
+from .plannable import Plannable
 from .progress import (
     Progress,
     after_batches,
     after_progress,
     after_stamp,
     base_from_dict,
-    base_to_dict,
     worker_from_dict,
     worker_to_dict,
 )
@@ -43,10 +42,10 @@ class PlannedDataset(IterableDataset[Any]):
     at once, where the iterator is made, also if nobody ever reads from it.
     """
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Plannable) -> None:
         super().__init__()
         self._definition = definition
-        self._cell = EpochCell()
+        self._cell = EpochCell(words=definition.words)
         self.team = Team(self._cell)  #: for DataLoader's workers (loader.teams)
         self._iterations = 0  # how many iterators were made of it here, and where it was copied from
         self._claim: Start | None = None
@@ -131,7 +130,7 @@ class PlannedDataset(IterableDataset[Any]):
     @property
     def total(self) -> int:
         """Samples in an epoch, over all ranks. Raises ``CountsUnknown`` where ``len`` does."""
-        return self._definition.manifest.total
+        return self._definition.total
 
     @property
     def rule(self) -> BatchRule:
@@ -200,14 +199,14 @@ class PlannedDataset(IterableDataset[Any]):
         if progress is not None:
             if worker is not None:
                 return worker_to_dict(definition, progress, worker)
-            return base_to_dict(definition, after_progress(definition, progress))
+            return definition.state(after_progress(definition, progress))
         start = cell.next_pass()
         if start.number:
             raise StateError(
                 "DataLoader workers read ahead, so this process does not know where the user is",
                 hint="use state_after(batch) with collate_fn=loader.collate, or state_at(batches)",
             )
-        return base_to_dict(definition, after_batches(definition, start, 0))
+        return definition.state(after_batches(definition, start, 0))
 
     def _latest(self) -> Progress | None:
         """How far this process is in the pass begun last; ``None`` if that is not this process's."""
@@ -253,7 +252,7 @@ class PlannedDataset(IterableDataset[Any]):
         (else from the beginning). Depends on nothing else, so it is right whatever workers have read ahead."""
         self._cell.own()
         start = Start(0, 0, self._cell.base())
-        return base_to_dict(self._definition, after_batches(self._definition, start, batches))
+        return self._definition.state(after_batches(self._definition, start, batches))
 
     def state_after(self, batch: Any) -> dict[str, Any]:
         """The state after a batch that ``loader.collate`` or :meth:`batched` made: the user has used that one."""
@@ -266,7 +265,7 @@ class PlannedDataset(IterableDataset[Any]):
                 "or state_at(batches)",
             )
         self._cell.own()
-        return base_to_dict(self._definition, after_stamp(self._definition, self._cell.base(), stamp))
+        return self._definition.state(after_stamp(self._definition, self._cell.base(), stamp))
 
     def state_from(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """What a ``StatefulDataLoader`` over this data set saved, as a state that loads at any number of ranks and

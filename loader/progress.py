@@ -8,18 +8,14 @@ from typing import Any
 
 from cachefs.errors import StateError
 
-from .anchors import Anchor
-from .definition import Definition
 from .epochcell import Base, Start
-from .growing import GrowingOrders
-from .order import EpochOrder
 from .passes import PassPlan
+from .plannable import Plannable
 from .sample import Stamp
-from .state import LoaderState, OrderOf, passed
+from .state import passed
 from .statefields import MOST
 from .workers import Worker
 
-_STOP = "stop"
 WORKER = "worker"
 
 
@@ -28,85 +24,18 @@ class Progress:
     """How far the pass that this process reads has been handed out: whole batches, and samples of the next one."""
 
     start: Start
-    plan: PassPlan
+    plan: PassPlan[Any]
     batches: int = 0
     samples: int = 0
 
 
-def _orders(definition: Definition, base: Base, upto: int) -> OrderOf:
-    """The order of the base's epoch from its position to before ``upto``, and of any other its beginning."""
-
-    def order_of(epoch: int) -> EpochOrder:
-        if epoch != base.epoch:
-            return definition.order(base.settings, epoch, upto=1)
-        return definition.order(base.settings, epoch, first=base.position, upto=upto)
-
-    return order_of
-
-
-def base_to_dict(definition: Definition, base: Base) -> dict[str, Any]:
-    """The state of a run that goes on at ``base``."""
-    listing, settings = definition.listing, definition.settings(base.settings)
-    state = LoaderState(listing.digest, settings, 0, 0, 0, (), progressive=listing.progressive)
-    orders = _orders(definition, base, base.position + 1)
-    out = state.at(orders, base.epoch, base.position, base.stop).to_dict()
-    if base.stop is not None:
-        out[_STOP] = base.stop
-    return out
-
-
-def base_from_dict(definition: Definition, raw: Mapping[str, Any]) -> Base:
+def base_from_dict(definition: Plannable, raw: Mapping[str, Any]) -> Base:
     """The base that a state names, checked against the data. Raises ``StateError``."""
-    state = LoaderState.from_dict(raw, data=definition.listing.digest)
-    stop = raw.get(_STOP)
-    if state.progressive != definition.listing.progressive:
-        raise StateError("the loader state does not say what states of this data set do", hint="the state is damaged")
-    if state.anchor is not None:
-        order = _anchored(definition, state, state.anchor, stop)
-    else:
-        order = definition.order(state.settings, state.epoch)
-        state.check(
-            lambda epoch: definition.order(state.settings, epoch), _checked_stop(definition, order, state, stop)
-        )
-    if stop is not None and definition.place.world > 1 and order.complete and state.position >= order.total:
-        return Base(state.epoch + 1, 0, state.settings)  # what is left are repeats, too few for many ranks
-    base = Base(state.epoch, state.position, state.settings, stop)
     # with another batch size the rest of the epoch may be too short for a batch: then go on in the next one
-    return after_batches(definition, Start(0, 0, base), 0)
+    return after_batches(definition, Start(0, 0, definition.base(raw)), 0)
 
 
-def _checked_stop(definition: Definition, order: EpochOrder, state: LoaderState, stop: Any) -> int | None:
-    if stop is None:
-        return None
-    most = MOST
-    if order.complete:
-        # padding adds less than one batch, by a batch size that may have been another than this
-        most = order.total + max(order.total, definition.global_batch)
-    if isinstance(stop, bool) or not isinstance(stop, int) or not state.position < stop <= most:
-        raise StateError("the loader state's field 'stop' is not where a pass from its position can end")
-    return stop
-
-
-def _anchored(definition: Definition, state: LoaderState, anchor: Anchor, stop: Any) -> EpochOrder:
-    """Check a state that tells sample counts: against those that are known here if they suffice, else go on from its
-    own. Waits for nothing."""
-    orders = definition.orders(state.settings)
-    assert isinstance(orders, GrowingOrders)  # of a progressive data set
-    order = orders.known(state.epoch)
-    if order.complete or order.settled > state.position:
-        state.check(lambda epoch: order, _checked_stop(definition, order, state, stop))
-        if state.at(lambda epoch: order, state.epoch, state.position, stop).known != state.known:
-            raise StateError("the loader state's sample counts are not those of the data", hint="the state is damaged")
-        return order
-    _checked_stop(definition, order, state, stop)
-    # of lanes that are not those of the plan, or of other counts than are known, making the order raises
-    order = orders.trying(state.epoch, anchor)
-    state.check_anchor(order)
-    definition.go_on_from(state.settings, state.epoch, anchor)
-    return order
-
-
-def after_batches(definition: Definition, start: Start, batches: int) -> Base:
+def after_batches(definition: Plannable, start: Start, batches: int) -> Base:
     """Where a run goes on that has used ``batches`` whole batches since ``start``, over the ends of epochs."""
     if batches < 0:
         raise StateError(f"state_at({batches}): a number of batches cannot be negative")
@@ -131,11 +60,12 @@ def after_batches(definition: Definition, start: Start, batches: int) -> Base:
         world=rule.place.world,
         drop_last=rule.drop_last,
         pad=rule.pad,
+        usual=lambda: definition.usual_total(order),
     )
     return Base(epoch + epochs, position, settings)
 
 
-def after_progress(definition: Definition, progress: Progress) -> Base:
+def after_progress(definition: Plannable, progress: Progress) -> Base:
     """Where a run goes on that has used what ``progress`` says. Raises ``StateError`` within a batch of many ranks."""
     plan = progress.plan
     if progress.samples == 0:
@@ -157,7 +87,7 @@ def after_progress(definition: Definition, progress: Progress) -> Base:
     return Base(plan.order.epoch, position, progress.start.base.settings, plan.end)
 
 
-def after_stamp(definition: Definition, base: Base, stamp: Stamp) -> Base:
+def after_stamp(definition: Plannable, base: Base, stamp: Stamp) -> Base:
     """Where a run goes on that has used the batch with this stamp."""
     if stamp.stop is not None:
         over = stamp.end >= stamp.stop
@@ -186,7 +116,7 @@ class WorkerPart:
         return -(-max(self.batch - self.index, 0) // self.count)
 
 
-def worker_to_dict(definition: Definition, progress: Progress, worker: Worker) -> dict[str, Any]:
+def worker_to_dict(definition: Plannable, progress: Progress, worker: Worker) -> dict[str, Any]:
     """One worker's own position: the pass it reads and the batch of it that it reads next.
 
     Raises ``StateError`` within a batch: then DataLoader deals other batches than the data set.
@@ -198,7 +128,7 @@ def worker_to_dict(definition: Definition, progress: Progress, worker: Worker) -
         )
     start = progress.start
     base = Base(start.epoch, start.position, start.base.settings, start.stop)
-    out = base_to_dict(definition, base)
+    out = definition.state(base)
     size = progress.plan.rule.global_batch
     out[WORKER] = {"index": worker.index, "count": worker.count, "batch": progress.batches, "size": size}
     return out
@@ -214,7 +144,7 @@ def worker_part(raw: Mapping[str, Any]) -> WorkerPart:
     return WorkerPart(*numbers)
 
 
-def worker_from_dict(definition: Definition, raw: Mapping[str, Any], worker: Worker | None) -> int:
+def worker_from_dict(definition: Plannable, raw: Mapping[str, Any], worker: Worker | None) -> int:
     """The batch at which this worker goes on; 0 for a state that is no worker's. Raises ``StateError``."""
     if raw.get(WORKER) is None:
         return 0

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cachefs.errors import DataError
 
 from .arenasend import sending
-from .definition import Definition
 from .epochcell import EpochCell, Start
 from .passes import Run
+from .plannable import Plannable
 from .progress import Progress
 from .reader import DataWarning
 from .sample import Sample, Stamp
@@ -39,7 +42,7 @@ class Reading:
 
     def __init__(
         self,
-        definition: Definition,
+        definition: Plannable,
         cell: EpochCell,
         start: Start,
         *,
@@ -53,20 +56,21 @@ class Reading:
         self._cell = cell
         self._worker = worker
         self._first = first
-        self.format = definition.listing.format
+        self.format = definition.format
         self.reader = definition.reader(self.plan, shared=threads > 1)
         self._prefetch = definition.prefetch(self.plan)
         self._bad = 0
         self._counting = threading.Lock()
-        self._windows: WindowRows | None = None
+        self._windows: dict[int, tuple[WindowRows, int]] = {}
         if worker is not None:
             sending()
 
-    def windows(self, format: Tokens) -> WindowRows:
-        """What gathers the windows of token files, made at first use and given back with the pass."""
-        if self._windows is None:
-            self._windows = self._definition.take_rows(format, self.reader.pool.capacity)
-        return self._windows
+    def windows(self, format: Tokens, capacity: int, source: int = 0) -> WindowRows:
+        """What gathers the windows of token files, of one of the sources, made at first use and given back with the
+        pass. ``capacity``: how many shards are open at a time."""
+        if source not in self._windows:
+            self._windows[source] = self._definition.sources[source].take_rows(format, capacity), capacity
+        return self._windows[source][0]
 
     def batches(self) -> Iterator[tuple[int, Stamp, Places]]:
         """Number, stamp and places of each batch of this worker's share."""
@@ -104,7 +108,7 @@ class Reading:
         bad = [sample for sample in samples if isinstance(sample, DataError)]
         if bad:
             self._count(bad)
-            samples = with_stand_ins(samples, lambda: self._around(batch))
+            samples = self._with_stand_ins(batch, samples, places)
         for sample in samples:
             if isinstance(sample, Sample):
                 sample.stamp = stamp
@@ -115,9 +119,25 @@ class Reading:
         self.reader.close()
         if self._prefetch is not None:
             self._prefetch.close()
-        rows, self._windows = self._windows, None
-        if rows is not None:
-            self._definition.keep_rows(rows, self.reader.pool.capacity)
+        while self._windows:
+            source, (rows, capacity) = self._windows.popitem()
+            self._definition.sources[source].keep_rows(rows, capacity)
+
+    def _with_stand_ins(self, batch: int, samples: list[Any], places: Places) -> list[Any]:
+        """In a mixture a sample stands in for one of the same source only."""
+        origin = places.origin
+        if origin is None:
+            return with_stand_ins(samples, lambda: self._around(batch))
+        out = list(samples)
+        for source in np.unique(origin.source).tolist():
+            of = np.flatnonzero(origin.source == source)
+            near = partial(self._beside, source, int(origin.number[of[0]]))
+            for at, sample in zip(of.tolist(), with_stand_ins([samples[at] for at in of], near), strict=True):
+                out[at] = sample
+        return out
+
+    def _beside(self, source: int, number: int) -> Iterator[list[Any]]:
+        return (self.reader.read_untouched(places) for places in self.plan.order.near(source, number))
 
     def _around(self, batch: int) -> Iterator[list[Any]]:
         """This rank's batches before ``batch``, nearest and last sample first, then those behind it."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .batched import TokenGather, token_gather
+from .mixturereader import MixtureReader
 from .sample import Rows, Sample, Stamp
 from .samples import Places
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 def sample_lists(reading: Reading) -> Callable[[int, Stamp, Places], list[Any]]:
     """What makes the samples of one batch of a pass, from its number, stamp and places."""
-    recipe = reading.reader.recipe
+    reader = reading.reader
+    if isinstance(reader, MixtureReader):
+        return reading.samples
+    recipe = reader.recipe
     if not (recipe.decode.keeps_arrays and not recipe.ids and not recipe.repeats):
         return reading.samples
     gather = token_gather(reading, None)

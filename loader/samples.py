@@ -49,12 +49,21 @@ class Recipe:
             object.__setattr__(self, "wanted", frozenset((*self.fields, _ALWAYS)))
 
 
+class Origin(NamedTuple):
+    """Of a mixture's samples: which source each is from, which of its epochs, and the how-manieth of it in the run."""
+
+    source: Int64s
+    epoch: Int64s
+    number: Int64s
+
+
 class Places(NamedTuple):
     """Where some samples lie, in the order wanted: shard, number in it; ``repeat`` marks those added as padding."""
 
     shard: Int64s
     row: Int64s
     repeat: npt.NDArray[np.bool_] | None = None
+    origin: Origin | None = None
 
     @property
     def ids(self) -> Int64s:
@@ -63,8 +72,13 @@ class Places(NamedTuple):
 
     def part(self, first: int, last: int) -> Places:
         """Those from number ``first`` to before ``last``."""
-        repeat = None if self.repeat is None else self.repeat[first:last]
-        return Places(self.shard[first:last], self.row[first:last], repeat)
+        return self.taken(slice(first, last))
+
+    def taken(self, which: slice | Int64s) -> Places:
+        """Those with these numbers."""
+        repeat = None if self.repeat is None else self.repeat[which]
+        origin = None if self.origin is None else Origin(*(column[which] for column in self.origin))
+        return Places(self.shard[which], self.row[which], repeat, origin)
 
 
 class SampleReader:
@@ -73,6 +87,7 @@ class SampleReader:
     def __init__(self, pool: ShardPool, recipe: Recipe, *, seed: int, epoch: int) -> None:
         self.pool = pool
         self.recipe = recipe
+        self._seed = seed
         self._key = derive(seed_key(seed), epoch, _TRANSFORM)
         self._untouched = pool.again()  # what repeats are copied from
         self._plain = recipe.transform is None and not recipe.ids and not recipe.repeats
@@ -113,6 +128,12 @@ class SampleReader:
         if not self._plain:
             self._finish(out, places)
         return out
+
+    def in_epoch(self, epoch: int) -> SampleReader:
+        """This reader, through the same open shards, in another epoch. Only one of them is to be closed."""
+        other = copy.copy(self)
+        other._key = derive(seed_key(self._seed), epoch, _TRANSFORM)
+        return other
 
     def _pristine(self, number: int) -> OpenShard:
         """A shard whose views are never handed out, so nobody has written into them."""

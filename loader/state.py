@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from cachefs.errors import StateError
 
 from .anchors import Anchor
-from .batches import steps
+from .batches import Positions, steps
 from .epochs import OrderSettings
 from .lanes import ORDER_VERSION
 from .order import EpochOrder
@@ -220,9 +220,19 @@ def advance(
 
 
 def passed(
-    order: EpochOrder, position: int, batches: int, global_batch: int, *, world: int, drop_last: bool, pad: bool
+    order: Positions,
+    position: int,
+    batches: int,
+    global_batch: int,
+    *,
+    world: int,
+    drop_last: bool,
+    pad: bool,
+    usual: Callable[[], int] | None = None,
 ) -> tuple[int, int]:
     """How many epochs on, and at which position, a run goes on after ``batches`` batches from ``position`` of one.
+
+    ``usual``: how many positions the epochs behind it have, if not as many.
 
     Needs no length as long as another whole batch is settled behind them: and does not look at it then, so that what it
     raises of an epoch's end does not depend on what a rank happens to know.
@@ -233,7 +243,8 @@ def passed(
     rest = steps(total, global_batch, world=world, drop_last=drop_last, pad=pad, start=position).batches
     if batches < rest:
         return 0, position + batches * global_batch
-    each = steps(total, global_batch, world=world, drop_last=drop_last, pad=pad).batches
+    whole = total if usual is None else usual()
+    each = steps(whole, global_batch, world=world, drop_last=drop_last, pad=pad).batches
     epochs, behind = divmod(batches - rest, each)
     return 1 + epochs, behind * global_batch
 

@@ -13,32 +13,32 @@ from typing import Any, Final
 
 from cachefs.errors import StateError
 
-from .definition import Definition
 from .epochcell import Base
-from .progress import WORKER, after_stamp, base_from_dict, base_to_dict, worker_part
+from .plannable import Plannable
+from .progress import WORKER, after_stamp, base_from_dict, worker_part
 from .sample import Stamp
 
 _SNAPSHOT: Final = "_snapshot"
 _ALONE: Final = "_num_yielded"  # only in states that were saved without workers
 
 
-def state_from(definition: Definition, raw: Mapping[str, Any]) -> dict[str, Any]:
+def state_from(definition: Plannable, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The plain state for what a ``StatefulDataLoader`` saved; a plain state is checked and given back.
 
     Raises ``StateError`` for anything else, and where the workers' positions do not fit together.
     """
     if isinstance(raw, Mapping) and _SNAPSHOT in raw:
-        return base_to_dict(definition, _joined(definition, raw))
+        return definition.state(_joined(definition, raw))
     if isinstance(raw, Mapping) and _ALONE in raw:
         raw = _saved_by_dataset(raw)
     if isinstance(raw, Mapping) and WORKER in raw:
         raise StateError(
             "this is the state of one DataLoader worker", hint="pass the whole state that StatefulDataLoader saved"
         )
-    return base_to_dict(definition, base_from_dict(definition, raw))
+    return definition.state(base_from_dict(definition, raw))
 
 
-def _joined(definition: Definition, raw: Mapping[str, Any]) -> Base:
+def _joined(definition: Plannable, raw: Mapping[str, Any]) -> Base:
     """Where the run goes on that all workers' positions describe."""
     snapshot = _mapping(raw, _SNAPSHOT)
     workers = _mapping(snapshot, "_worker_snapshots")

@@ -1,0 +1,128 @@
+"""Reading the samples of a mixture: each source by its own rules, in each of its epochs."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .sample import Sample
+from .samples import Places, Recipe, SampleReader
+
+if TYPE_CHECKING:
+    from .buffers import ShardPool
+    from .definition import Definition
+    from .mixtureorder import MixtureOrder, SourceOrders
+
+SOURCE: Final = "__source__"
+_SHORT: Final = 256
+"""Samples of a source's epoch from which on it is worth maps of its own; those of a shorter one are copied."""
+_IDLE: Final = 2  # epochs of a source whose shards stay open while nobody reads from them
+
+
+class _Turn:
+    """One epoch of a source: its reader, and how many read from it."""
+
+    def __init__(self, reader: SampleReader) -> None:
+        self.reader = reader
+        self.users = 0
+
+
+class SourceReader:
+    """Reads one source. What somebody writes into a sample is not seen when it comes again in a later epoch.
+
+    Closing is the caller's. With ``shared``, several threads may read.
+    """
+
+    def __init__(self, definition: Definition, orders: SourceOrders, recipe: Recipe, *, shared: bool) -> None:
+        self.recipe = recipe
+        self.definition = definition
+        self._orders = orders
+        self._shared = shared
+        # derived formats may make other samples of the same shards in each epoch
+        self._short = orders.total < _SHORT and definition.format.base is definition.format
+        self._turns: OrderedDict[int, _Turn] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, epoch: int, places: Places) -> list[Any]:
+        """The finished samples of one of the source's epochs, as :meth:`SampleReader.read` gives them."""
+        if self._short:
+            return self.read_untouched(epoch, places)
+        with self._turn(epoch) as reader:
+            return reader.read(places)
+
+    def read_untouched(self, epoch: int, places: Places) -> list[Any]:
+        """The same as copies of what is stored."""
+        with self._turn(0 if self._short else epoch) as reader:
+            return (reader.in_epoch(epoch) if self._short else reader).read_untouched(places)
+
+    @contextmanager
+    def _turn(self, epoch: int) -> Iterator[SampleReader]:
+        with self._lock:
+            turn = self._turns.get(epoch)
+            if turn is None:
+                reader = self.definition.reader_of(self._orders(epoch), self.recipe, shared=self._shared)
+                turn = self._turns[epoch] = _Turn(reader)
+            turn.users += 1
+            self._turns.move_to_end(epoch)
+        try:
+            yield turn.reader
+        finally:
+            with self._lock:
+                turn.users -= 1
+                idle = [number for number, other in self._turns.items() if not other.users]
+                done = [self._turns.pop(number) for number in idle[:-_IDLE]]
+            for other in done:
+                other.reader.close()
+
+    @property
+    def pool(self) -> ShardPool:
+        """The open shards of the first epoch, for what hands out none of them; they stay open if :meth:`read` is not
+        called."""
+        with self._turn(0) as reader:
+            return reader.pool
+
+    def close(self) -> None:
+        """Close all open shards. Idempotent."""
+        while self._turns:
+            self._turns.popitem()[1].reader.close()
+
+
+class MixtureReader:
+    """Reads the samples of one pass over a mixture. ``ids``: name the source of each in ``__source__``."""
+
+    def __init__(self, order: MixtureOrder, sources: Sequence[SourceReader], *, ids: bool, repeats: bool) -> None:
+        self.order = order
+        self.sources = sources
+        self.ids = ids
+        self.repeats = repeats
+
+    def read(self, places: Places) -> list[Any]:
+        """The finished samples, in order; errors as :meth:`SampleReader.read` gives them."""
+        return self._read(places, SourceReader.read)
+
+    def read_untouched(self, places: Places) -> list[Any]:
+        """The same as copies of what is stored."""
+        return self._read(places, SourceReader.read_untouched)
+
+    def _read(self, places: Places, read: Any) -> list[Any]:
+        origin = places.origin
+        assert origin is not None  # of a mixture's plan
+        out: list[Any] = [None] * len(places.row)
+        for source, epoch in sorted(set(zip(origin.source.tolist(), origin.epoch.tolist(), strict=True))):
+            here = np.flatnonzero((origin.source == source) & (origin.epoch == epoch))
+            samples = read(self.sources[source], epoch, places.taken(here))
+            for at, sample in zip(here.tolist(), samples, strict=True):
+                if self.ids and isinstance(sample, Sample):
+                    sample[SOURCE] = source
+                out[at] = sample
+        return out
+
+    def close(self) -> None:
+        """Close all open shards. Idempotent."""
+        for source in self.sources:
+            source.close()

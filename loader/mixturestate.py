@@ -1,0 +1,169 @@
+"""The state of a mixture as a dict that JSON can hold, and what it says. Pure.
+
+Beside the position it holds, of each source, what the order of that data set alone is made by, and its own epoch and
+position: enough for a mixture with other weights, or with more sources, to go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cachefs.errors import StateError
+
+from .epochs import OrderSettings
+from .lanes import ORDER_VERSION
+from .mixing import MIXING_VERSION, MOST_SHARES
+from .statefields import MOST, STOP, Fields
+
+_KIND: Final = "nearflash.mixture"
+_FORMAT: Final = 1
+_FLAGS: Final = ("shuffle", "exchange", "cut")
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """One source: the next sample of it is at ``position`` of its epoch ``epoch``."""
+
+    name: str
+    share: int
+    data: str
+    settings: OrderSettings
+    epoch: int
+    position: int
+
+    def check(self, digest: str) -> None:
+        """Raises ``StateError`` unless it is of the data with that digest."""
+        if self.data != digest:
+            raise StateError(
+                f"the state's source {self.name!r} is data set {self.data}, but here it is data set {digest}",
+                hint="load it with the data it was saved with, or give other data another name and use remixed(state)",
+            )
+
+
+@dataclass(frozen=True)
+class MixtureState:
+    """The next sample is at ``position`` of ``epoch``, which begins at position ``begin`` of the sequence."""
+
+    seed: int
+    block: int
+    epoch: int
+    position: int
+    begin: int
+    sources: tuple[SourceState, ...]
+    stop: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as strings, integers, booleans, and lists and dicts of them."""
+        out: dict[str, Any] = {
+            "kind": _KIND,
+            "format": _FORMAT,
+            "order": ORDER_VERSION,
+            "mixing": MIXING_VERSION,
+            "seed": self.seed,
+            "block": self.block,
+            "epoch": self.epoch,
+            "position": self.position,
+            "begin": self.begin,
+            "sources": [_source_to_dict(source) for source in self.sources],
+        }
+        return out if self.stop is None else {**out, STOP: self.stop}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> MixtureState:
+        """What :meth:`to_dict` wrote. Raises ``StateError`` for anything else."""
+        _check_kind(raw)
+        fields = Fields(raw)
+        sources = raw.get("sources")
+        if not isinstance(sources, list | tuple) or not all(isinstance(source, Mapping) for source in sources):
+            raise StateError(
+                "the mixture state's field 'sources' is not a list of sources", hint="the state is damaged"
+            )
+        state = cls(
+            seed=fields.seed("seed"),
+            block=fields.integer("block", 1),
+            epoch=fields.integer("epoch"),
+            position=fields.integer("position"),
+            begin=fields.integer("begin"),
+            sources=tuple(_source_from_dict(source) for source in sources),
+            stop=None if raw.get(STOP) is None else fields.integer(STOP, fields.integer("position") + 1),
+        )
+        if not 0 < sum(source.share for source in state.sources) <= MOST_SHARES:
+            raise StateError("the mixture state's shares cannot be those of a mixture", hint="the state is damaged")
+        if state.begin + state.position > MOST:
+            raise StateError("the mixture state's position is beyond every sequence", hint="the state is damaged")
+        return state
+
+    def check(self, names: Sequence[str], shares: Sequence[int], digests: Sequence[str]) -> None:
+        """Raises ``StateError``, which says what differs, unless it is of the mixture with these sources."""
+        own = [source.name for source in self.sources]
+        hint = "load what mixture.remixed(state) gives, to go on with other weights or sources"
+        if own != list(names):
+            raise StateError(f"the state is of a mixture of {_listed(own)}, not of {_listed(names)}", hint=hint)
+        for source, digest in zip(self.sources, digests, strict=True):
+            source.check(digest)
+        if [source.share for source in self.sources] != list(shares):
+            before, now = _weights([source.share for source in self.sources]), _weights(shares)
+            raise StateError(f"the state is of a mixture with weights {before}, this one has {now}", hint=hint)
+
+
+def _source_to_dict(source: SourceState) -> dict[str, Any]:
+    settings = source.settings
+    return {
+        "name": source.name,
+        "share": source.share,
+        "data": source.data,
+        "epoch": source.epoch,
+        "position": source.position,
+        "seed": settings.seed,
+        "lanes": settings.lanes,
+        "block_shards": settings.block_shards,
+        "shuffle": settings.shuffle,
+        "exchange": settings.exchange,
+        "balance": settings.balance,
+        "cut": settings.cut,
+    }
+
+
+def _source_from_dict(raw: Mapping[str, Any]) -> SourceState:
+    fields = Fields(raw)
+    settings = OrderSettings(
+        seed=fields.seed("seed"),
+        lanes=fields.integer("lanes", 1),
+        block_shards=fields.integer("block_shards", 1),
+        balance="samples" if fields.choice("balance", ("bytes", "samples")) == "samples" else "bytes",
+        **{name: fields.flag(name) for name in _FLAGS},
+    )
+    return SourceState(
+        name=fields.text("name"),
+        share=fields.integer("share"),
+        data=fields.text("data"),
+        settings=settings,
+        epoch=fields.integer("epoch"),
+        position=fields.integer("position"),
+    )
+
+
+def _check_kind(raw: Any) -> None:
+    if not isinstance(raw, Mapping) or raw.get("kind") != _KIND:
+        raise StateError(
+            "this is not the state of a mixture",
+            hint="pass what its state_dict() returned; a StatefulDataLoader's goes through state_from()",
+        )
+    versions = (("format", _FORMAT), ("order", ORDER_VERSION), ("mixing", MIXING_VERSION))
+    for name, known in versions:
+        found = raw.get(name)
+        if found != known or isinstance(found, bool):
+            raise StateError(
+                f"the mixture state has {name} {found!r}, this version of nearflash knows {name} {known}",
+                hint="use the version it was saved with",
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _weights(shares: Sequence[int]) -> str:
+    return "[" + ", ".join(f"{share / max(sum(shares), 1):.6g}" for share in shares) + "]"
