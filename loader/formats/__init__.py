@@ -20,6 +20,7 @@ from .npy import Npy
 from .npz import Npz
 from .parquet import Parquet
 from .tfrecord import TFRecord
+from .tokenfile import TokenFile
 from .tokens import Tokens
 from .webdataset import WebDataset
 from .zarr import Zarr
@@ -39,6 +40,7 @@ __all__ = [
     "Parquet",
     "SampleIndex",
     "TFRecord",
+    "TokenFile",
     "Tokens",
     "WebDataset",
     "Zarr",

@@ -16,6 +16,8 @@ from .bins import Int64s
 
 Row = npt.NDArray[Any]
 
+_RUN = 1 << 22
+"""Tokens that are compared at a time: a file may have billions."""
 _AT_ONCE = 1024
 """Samples whose lengths are found in one call, where they have to be read for that."""
 
@@ -51,25 +53,25 @@ class DocumentField:
         return Found(told, None) if told is not None else self._find(opened, url)
 
     def _find(self, opened: Opened, url: str) -> Found:
-        lengths: list[Row] = []
+        lengths: list[int] = []
         counts: list[int] = []
         missing: MissingField | None = None
         readable = 0
         n = len(opened.index)
         for first in range(0, n, _AT_ONCE):
             for row in self._rows(opened, np.arange(first, min(first + _AT_ONCE, n)), url):
+                before = len(lengths)
                 if isinstance(row, DataError):
-                    found = np.array([-1])
+                    lengths.append(-1)
                     missing = missing or (row if isinstance(row, MissingField) else None)
                 else:
-                    found = self._split(row)
+                    lengths += [len(row)] if self.eos_id is None else self._split(row)
                     readable += 1
-                lengths.append(found)
-                counts.append(len(found))
+                counts.append(len(lengths) - before)
         if missing is not None and not readable:
             raise missing
-        joined = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
-        return Found(joined, None if self.eos_id is None else np.array(counts, dtype=np.int64))
+        found = np.array(lengths, dtype=np.int64)
+        return Found(found, None if self.eos_id is None else np.array(counts, dtype=np.int64))
 
     def _rows(self, opened: Opened, samples: Int64s, url: str) -> list[Row | DataError]:
         """The tokens of some samples; an error in place of those that cannot be read."""
@@ -80,21 +82,29 @@ class DocumentField:
         out: list[Row | DataError] = []
         for i in samples.tolist():
             try:
-                out.append(self._one(opened, i, url))
+                out += self.read(opened, np.array([i]), url)
             except DataError as e:
                 out.append(e.with_traceback(None))
         return out
 
     def read(self, opened: Opened, samples: Int64s, url: str) -> list[Row]:
         """The tokens of some samples. Raises ``DataError`` for the first that has none."""
-        if not self.format.columnar or len(samples) == 1:
-            return [self._one(opened, i, url) for i in samples.tolist()]
-        values = self.format.columns(opened.source, opened.index, samples, url, self.wanted).get(self.field)
+        numbers = samples.tolist()
+        values: Any = None
+        if self.format.columnar and len(numbers) > 1:
+            values = self.format.columns(opened.source, opened.index, samples, url, self.wanted).get(self.field)
         if values is None:
-            return [self._one(opened, i, url) for i in samples.tolist()]
-        return [self._row(value, opened, i, url) for i, value in zip(samples.tolist(), values, strict=True)]
+            values = [self._value(opened, i, url) for i in numbers]
+        kind = self.format.kind(opened.index, self.field)
+        out = []
+        for i, value in zip(numbers, values, strict=True):
+            try:
+                out.append(_as_row(value, kind, self.dtype))
+            except ValueError as e:
+                raise FormatError(f"field {self.field!r} of sample {i} {e}", url=url) from None
+        return out
 
-    def _one(self, opened: Opened, i: int, url: str) -> Row:
+    def _value(self, opened: Opened, i: int, url: str) -> Any:
         sample = self.format.read(opened.source, opened.index, i, url, self.wanted)
         if self.field not in sample:
             present = ", ".join(sorted(self.format.read(opened.source, opened.index, i, url))) or "none"
@@ -103,25 +113,15 @@ class DocumentField:
                 url=url,
                 hint=f"Packing(field=...) names it; fields present: {present}",
             )
-        return self._row(sample[self.field], opened, i, url)
+        return sample[self.field]
 
-    def _row(self, value: Any, opened: Opened, i: int, url: str) -> Row:
-        kind = self.format.kind(opened.index, self.field)
-        try:
-            row = _as_row(value, kind, self.dtype)
-        except ValueError as e:
-            hint = 'Packing(dtype="uint16") or alike says what bytes hold' if kind not in ("", "npy") else None
-            raise FormatError(f"field {self.field!r} of sample {i} {e}", url=url, hint=hint) from None
-        return row
-
-    def _split(self, row: Row) -> Int64s:
+    def _split(self, row: Row) -> list[int]:
         """The lengths of the documents in one sample."""
-        if self.eos_id is None:
-            return np.array([len(row)])
-        ends = np.flatnonzero(row == self.eos_id) + 1
-        if not len(ends) or ends[-1] < len(row):
+        runs = [np.flatnonzero(row[at : at + _RUN] == self.eos_id) + (at + 1) for at in range(0, len(row), _RUN)]
+        ends = np.concatenate([[0], *runs])
+        if ends[-1] < len(row):
             ends = np.append(ends, len(row))
-        return np.diff(ends, prepend=0)
+        return np.diff(ends).tolist() if len(ends) > 1 else [0]
 
 
 def _as_row(value: Any, kind: str, dtype: str | None) -> Row:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cachefs.errors import FormatError
 
 from ..sample import Sample
-from .abc import Bytes, Format, Ready, SampleIndex, all_there
+from .abc import Bytes, Format, Joined, Ready, SampleIndex, all_there
 from .tokens import RowIndex
 from .windows import WindowOptions, Windows, delivered
 
@@ -81,6 +81,11 @@ class LlmC(WindowOptions, Format):
         if fields is not None and "tokens" not in fields:
             return {}
         return {"tokens": [delivered(source.tokens, self.out) for _ in rows]}
+
+    def joined(self, source: LlmCSource, index: Any, field: str, url: str) -> Joined | None:
+        if source.windows is not None or field != "tokens":
+            return None
+        return Joined(source.tokens, np.zeros(len(index), np.int64))
 
 
 def _tokens(data: Bytes, url: str) -> npt.NDArray[Any]:

@@ -171,6 +171,14 @@ class Mds(Format):
             at += size
         return sample
 
+    def lengths(self, source: Bytes, index: MdsIndex, field: str, url: str) -> npt.NDArray[np.int64] | None:
+        column = index.columns.get(field)
+        if not isinstance(column, Column) or column.array is None:
+            return None
+        begins, ends, good = _places(source, index, field)
+        found = column.array.lengths(source, begins, ends)
+        return None if found is None else np.where(good, found, -1)
+
     def kind(self, index: MdsIndex, name: str) -> str:
         column = index.columns.get(name)
         return column.kind if isinstance(column, Column) else ""
@@ -206,6 +214,30 @@ def _sizes(data: Bytes, columns: dict[str, Column | str], begin: int, end: int, 
             offset=begin,
         )
     return sizes
+
+
+def _places(
+    data: Bytes, index: MdsIndex, field: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Where the values of one column begin and end, in all samples at once; and which samples are filled exactly, as
+    :func:`_sizes` checks it for one: the others' places are 0."""
+    columns = index.columns
+    fixed = [None if isinstance(column, str) else column.size for column in columns.values()]
+    begins, ends = index.offsets[:-1], index.offsets[1:]
+    at = begins + 4 * fixed.count(None)
+    good = at <= ends
+    heads = np.where(good, begins, 0)
+    first = stop = at
+    for name, size in zip(columns, fixed, strict=True):
+        sizes = np.full(len(at), size or 0, np.int64)
+        if size is None:
+            sizes = data[heads[:, None] + np.arange(4)].view(_U32)[:, 0].astype(np.int64)
+            heads = np.where(good, heads + 4, 0)
+        if name == field:
+            first, stop = at, at + sizes
+        at = at + sizes
+    good &= at == ends
+    return np.where(good, first, 0), np.where(good, stop, 0), good
 
 
 def _header(raw: bytes, url: str, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -27,13 +27,15 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .abc import Bytes
 
 Decode = Callable[[Bytes], Any]
+Int64s = npt.NDArray[np.int64]
 _SCALARS = {
     name: np.dtype(name).newbyteorder("<")
     for name in (
@@ -64,6 +66,7 @@ DTYPES = {
     66: "float64",
 }
 """Of arrays, by the codes that stand before them."""
+_WIDTHS = np.array([_SCALARS[DTYPES[code]].itemsize if code in DTYPES else 0 for code in range(256)], np.int64)
 _KINDS = {"jpeg": "jpg", "png": "png", "pil": "pil"}
 _LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[png]": 4, "list[pil]": 4}
 """Where in a value the number of the list's elements stands."""
@@ -73,13 +76,41 @@ _LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[png]": 4, "lis
 class Column:
     """One column: its name, its fixed size in bytes (``None``: each value says), and what ``decode`` makes of a value.
 
-    ``decode`` raises ``ValueError`` for bytes that are no such value. ``kind`` as in :meth:`Format.kind`.
+    ``decode`` raises ``ValueError`` for bytes that are no such value. ``kind`` as in :meth:`Format.kind`. ``array``: of
+    arrays, the dtype and shape that the encoding fixes.
     """
 
     name: str
     size: int | None
     decode: Decode
     kind: str = ""
+    array: ArrayKind | None = None
+
+
+class ArrayKind(NamedTuple):
+    """``None``: each value says."""
+
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...] | None
+
+    def lengths(self, data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
+        """How many items the values have that lie in the bytes ``begins .. ends``, if all have one axis; -1 for one
+        that is no such value."""
+        if self.shape is not None:
+            return np.full(len(begins), self.shape[0], np.int64) if len(self.shape) == 1 else None
+        heads = begins + (self.dtype is None)
+        whole = heads < ends
+        codes = data[np.where(whole, heads, 0)].astype(np.int64) if len(data) else np.zeros(len(begins), np.int64)
+        if (codes[whole] >> 2 != 1).any():
+            return None
+        sizes = ends - heads - 1 - (1 << (codes & 3))
+        if self.dtype is None:
+            widths = _WIDTHS[data[np.where(whole, begins, 0)]]
+        else:
+            widths = np.full(len(begins), self.dtype.itemsize, np.int64)
+        bad = ~whole | (sizes < 0) | (widths == 0)
+        items, over = np.divmod(sizes, np.maximum(widths, 1))
+        return np.where(bad | (over != 0), -1, items)
 
 
 def make_column(name: str, encoding: str, allow_pickle: bool = False) -> Column:
@@ -124,7 +155,7 @@ def _array_column(name: str, encoding: str, rest: str) -> Column:
     def decode(raw: Bytes) -> Any:
         return _array(raw, dtype, shape)
 
-    return Column(name, size, decode)
+    return Column(name, size, decode, array=ArrayKind(dtype, shape))
 
 
 def _array(raw: Bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> Any:

@@ -15,6 +15,7 @@ from .npy import Npy
 from .npz import Npz
 from .parquet import Parquet
 from .tfrecord import TFRecord
+from .tokenfile import TokenFile
 from .tokens import Tokens
 from .webdataset import WebDataset
 from .zarr import Zarr
@@ -36,7 +37,7 @@ ORDER: tuple[type[Format], ...] = (
 )
 """Those with a magic number or a checksum first, those that are told by their structure last."""
 
-_ALL: tuple[type[Format], ...] = (*ORDER, Files, Tokens)
+_ALL: tuple[type[Format], ...] = (*ORDER, Files, Tokens, TokenFile)
 KINDS: dict[str, type[Format]] = {kind.name: kind for kind in _ALL}
 """Every format, by the name that manifests write."""
 
