@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from .decode import DecodeOption
 from .definition import Definition
 from .formats import Format, resolve
-from .formats.derived import View
 from .formats.packing import Packing
+from .formats.where import Predicate, Where, as_where
 from .manifest import Manifest
 from .manifest_file import save_manifest
 from .options import Options, as_fields, as_names
@@ -42,7 +42,9 @@ class ShardDataset(PlannedDataset):
     of the environment; or a ``mesh`` whose (``dp``) dimension splits the data. ``lanes``, ``block_shards``,
     ``exchange``: how wide the order mixes (``loader.lanes``, ``loader.order``). ``on_error="skip"``: a damaged sample
     is replaced by the last good one of its batch and counted in :attr:`skipped`; a tar that cannot be indexed counts
-    as empty. ``client``: a :class:`cachefs.Client`; by default one with the settings of the environment.
+    as empty. ``where``: an Arrow expression, or :class:`loader.Where` of a function: the samples that are kept
+    (:mod:`loader.formats.where`). ``client``: a :class:`cachefs.Client`; by default one with the settings of the
+    environment.
 
     Values are views into private, writable maps of the shards: they stay valid as long as they are referenced, and
     what is written into them is seen by nobody else and in no later epoch.
@@ -52,6 +54,8 @@ class ShardDataset(PlannedDataset):
     at once, where the iterator is made, also if nobody ever reads from it. Where another epoch is wanted, call
     :meth:`set_epoch` before ``iter``.
     """
+
+    _definition: Definition
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class ShardDataset(PlannedDataset):
         on_error: Literal["raise", "skip"] = "raise",
         client: Client | None = None,
         global_batch_size: int | None = None,
-        where: View | None = None,
+        where: Where | Predicate | None = None,
         packing: Packing | None = None,
     ) -> None:
         options = Options(
@@ -99,7 +103,7 @@ class ShardDataset(PlannedDataset):
             block_shards=block_shards,
             exchange=exchange,
             on_error=on_error,
-            views=tuple(view for view in (where, packing) if view is not None),
+            views=tuple(view for view in (as_where(where), packing) if view is not None),
         )
         super().__init__(Definition(options, client))
 

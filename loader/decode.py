@@ -32,7 +32,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -55,11 +55,29 @@ from .formats.magic import image_kind
 from .reader import DataWarning
 
 if TYPE_CHECKING:
-    from .opening import OpenShard
+    from .formats import Format
     from .sample import Sample
 
 Decoder: TypeAlias = Callable[[Any], Any]
 DecodeOption: TypeAlias = Literal["bytes", "pil", "torch"] | Mapping[str, Decoder] | None
+
+
+class Decoded(Protocol):
+    """The shard whose fields are decoded (:class:`loader.opening.OpenShard`)."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def format(self) -> Format: ...
+
+    @property
+    def index(self) -> Any: ...
+
+    @property
+    def decoders(self) -> dict[str, Decoder | None]:
+        """What decodes each field, as far as that was asked."""
+
 
 _TEXT = frozenset({"txt", "text", "transcript"})
 _NUMBER = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
@@ -115,7 +133,7 @@ class Decode:
         """Whether no field goes through a function of the user's own."""
         return not self._own
 
-    def __call__(self, sample: Sample, shard: OpenShard, i: int) -> None:
+    def __call__(self, sample: Sample, shard: Decoded, i: int) -> None:
         """Replace the fields of sample ``i`` that are to be decoded by their values. Raises ``FormatError``."""
         table = shard.decoders
         if self._wary:
@@ -127,7 +145,7 @@ class Decode:
                 # replacing the value of a key that is there keeps the iteration valid
                 sample[name] = self.value(decoder, value, name, shard, i)
 
-    def _look_for_images(self, sample: Sample, shard: OpenShard) -> None:
+    def _look_for_images(self, sample: Sample, shard: Decoded) -> None:
         """Warn, of the first sample, if images were asked for and none is decoded though one seems to be there.
 
         One worker speaks for all.
@@ -148,14 +166,14 @@ class Decode:
                 stacklevel=3,
             )
 
-    def decoder(self, name: str, shard: OpenShard) -> Decoder | None:
+    def decoder(self, name: str, shard: Decoded) -> Decoder | None:
         """What decodes this field of the shard's samples; ``None`` if it stays as it is."""
         table = shard.decoders
         if name not in table:
             table[name] = self._choose(name, shard)
         return table[name]
 
-    def value(self, decoder: Decoder, value: Any, name: str, shard: OpenShard, i: int) -> Any:
+    def value(self, decoder: Decoder, value: Any, name: str, shard: Decoded, i: int) -> Any:
         """One value decoded; a null stays one. Raises ``FormatError`` that names sample and field."""
         if value is None:
             return None
@@ -169,7 +187,7 @@ class Decode:
             first_line = reason.partition("\n")[0]
             raise FormatError(f"field {name!r} of sample {i} cannot be decoded: {first_line}", url=shard.url) from e
 
-    def _choose(self, name: str, shard: OpenShard) -> Decoder | None:
+    def _choose(self, name: str, shard: Decoded) -> Decoder | None:
         if name in self._own:
             return self._own[name]
         if self._mode == "bytes" or name.startswith("__"):

@@ -137,7 +137,10 @@ class Manifest:
             raise ValueError("it names damaged shards that it does not have")
         # leave to run code that a file chooses is given by the user of this process, never by a file
         options = {name: value for name, value in wire.options.items() if name != "allow_pickle"}
-        named = KINDS[wire.format].from_options(options)
+        try:
+            named = KINDS[wire.format].from_options(options)
+        except ConfigError as e:
+            raise ValueError(str(e)) from e
         chosen = under(views, named if format is None else format.completed(named))
         if derivation(chosen) != wire.derived:
             raise ConfigError(
@@ -220,7 +223,7 @@ def build_manifest(
     if not counts.any():
         raise EmptyDataset(
             f"no sample in {len(found.stats)} shard(s), the first is {found.stats[0].url}",
-            hint=_too_short(found, format),
+            hint=_too_short(found, format) or derivation(format) or None,
         )
     return Manifest(
         shards,

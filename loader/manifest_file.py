@@ -50,7 +50,8 @@ def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
 
 
 def parse_manifest(raw: bytes, url: str, format: Format | None = None, views: Sequence[View] = ()) -> Manifest:
-    """The manifest in a file's bytes. Raises ``FormatError`` for a damaged file or another one."""
+    """The manifest in a file's bytes. Raises ``FormatError`` for a damaged file or another one, ``ConfigError`` where
+    its samples are not those that ``views`` lead to."""
     if not raw.startswith(_MAGIC):
         raise FormatError("not a manifest file", url=url, offset=0)
     at = len(_MAGIC)
@@ -59,7 +60,9 @@ def parse_manifest(raw: bytes, url: str, format: Format | None = None, views: Se
         raise FormatError("the manifest is damaged: its digest is not that of its bytes", url=url, offset=at)
     try:
         manifest = Manifest.from_bytes(body, format, views)
-    except (ValueError, ConfigError) as e:
+    except ConfigError as e:
+        raise ConfigError(e.what, url=url, hint=e.hint) from e
+    except ValueError as e:
         raise FormatError(f"a manifest of another version: {e}", url=url, offset=at) from e
     if not parse_url(url).is_local:
         local = next((stat.url for stat in manifest.shards if parse_url(stat.url).is_local), None)

@@ -16,6 +16,7 @@ import torch
 
 from .collation import collate_values
 from .formats import Format, WebDataset
+from .formats.where import stored_in, unfiltered
 from .sample import FoldedBatch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
 
@@ -26,7 +27,7 @@ Layout = tuple[tuple[int, str], ...]
 
 def reads_members(format: Format, recipe: Recipe) -> bool:
     """Whether nothing is asked for that needs samples one by one."""
-    return isinstance(format, WebDataset) and recipe.transform is None and recipe.on_error == "raise"
+    return isinstance(unfiltered(format), WebDataset) and recipe.transform is None and recipe.on_error == "raise"
 
 
 class MemberGather:
@@ -75,10 +76,14 @@ class MemberGather:
             opened = shards.get(number)
             if opened is None:
                 shard = self._pool.get(number)
-                index: Any = shard.index
+                index, kept = stored_in(shard.index)
                 layouts = self._layouts.setdefault(number, {})
-                opened = shards[number] = (shard.source, index, index.starts, index.sizes, index.names, layouts)
-            source, index, starts, sizes, names, layouts = opened
+                opened = shards[number] = (shard.source, index, index.starts, index.sizes, index.names, layouts, kept)
+            source, index, starts, sizes, names, layouts, kept = opened
+            if kept is not None:
+                i = int(kept[i])
+                if i < 0:
+                    return None
             begin, end = index.first[i], index.first[i + 1]
             code = names[begin:end].tobytes()
             layout = layouts.get(code)

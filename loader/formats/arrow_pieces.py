@@ -185,19 +185,36 @@ class Pieces:
             self._bytes -= self._held.popitem(last=False)[1][1]
         return windows
 
-    def _opened(self, number: int, fields: Fields, url: str) -> tuple[list[Window], int]:
+    def __len__(self) -> int:
+        """How many pieces there are."""
+        return len(self._starts) - 1
+
+    def rows(self, number: int) -> int:
+        """How many rows a piece has."""
+        return self._starts[number + 1] - self._starts[number]
+
+    def offset(self, number: int) -> int:
+        """Where a piece begins, in bytes."""
+        return int(self._offsets[number])
+
+    def decoded(self, number: int, fields: Fields, url: str) -> Decoded:
+        """One piece, for the caller alone; its values are not checked. Raises ``FormatError`` for a damaged one."""
         decoded = self._decode(number, fields, url)
-        first, wanted = self._starts[number], self._starts[number + 1] - self._starts[number]
-        batches = [batch for batch in decoded.batches if batch.num_rows]
-        found = sum(batch.num_rows for batch in batches)
-        offset = int(self._offsets[number])
+        found, wanted = sum(batch.num_rows for batch in decoded.batches), self.rows(number)
         if found != wanted:
-            raise FormatError(f"holds {found} samples where {wanted} are declared", url=url, offset=offset)
+            text = f"holds {found} samples where {wanted} are declared"
+            raise FormatError(text, url=url, offset=self.offset(number))
+        return decoded
+
+    def _opened(self, number: int, fields: Fields, url: str) -> tuple[list[Window], int]:
+        decoded = self.decoded(number, fields, url)
+        first = self._starts[number]
         windows = []
-        for batch in batches:
-            windows.append(Window(batch, first, fields, offset, decoded.bad))
-            first += batch.num_rows
-        return windows, decoded.private + 500 * len(windows) + found
+        for batch in decoded.batches:
+            if batch.num_rows:
+                windows.append(Window(batch, first, fields, self.offset(number), decoded.bad))
+                first += batch.num_rows
+        return windows, decoded.private + 500 * len(windows) + self.rows(number)
 
 
 def _joined(parts: list[Any]) -> Any:
