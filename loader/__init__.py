@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .collation import collate
     from .dataset import ShardDataset
     from .formats.where import Where
+    from .mixture import Mixture
     from .threaded import Loader
     from .varlen import pack_batch
 
@@ -28,6 +29,7 @@ __all__ = [
     "Batches",
     "DataWarning",
     "Loader",
+    "Mixture",
     "Packing",
     "Sample",
     "ShardDataset",
@@ -43,6 +45,7 @@ __all__ = [
 _LAZY = {
     "Batches": ".batched",
     "Loader": ".threaded",
+    "Mixture": ".mixture",
     "ShardDataset": ".dataset",
     "Where": ".formats.where",
     "collate": ".collation",

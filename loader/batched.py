@@ -131,7 +131,7 @@ def token_gather(reading: Reading, collate_fn: Collate | None) -> TokenGather | 
         stored, pool = source.definition.format, source.pool
         assert isinstance(stored, Tokens)  # a mixture has one format only if all its sources' samples are alike
         parts.append((reading.windows(stored, pool.capacity, number), pool))
-    return TokenGather(format, reader.sources[0].recipe, parts, sources=reader.ids)
+    return TokenGather(format, reader.sources[0].recipe, parts, sources=reader.numbers if reader.ids else None)
 
 
 def _gathers(tokens: Tokens, recipe: Recipe) -> bool:
@@ -148,11 +148,16 @@ def _gathers(tokens: Tokens, recipe: Recipe) -> bool:
 class TokenGather:
     """Batches of token windows: ``tokens`` and ``labels`` of shape ``(samples, length)``.
 
-    ``parts``: what gathers the rows of each source, and its open shards; ``sources``: say which one each row is from.
+    ``parts``: what gathers the rows of each source, and its open shards; ``sources``: number each row's by these.
     """
 
     def __init__(
-        self, format: Tokens, recipe: Recipe, parts: list[tuple[WindowRows, ShardPool]], *, sources: bool = False
+        self,
+        format: Tokens,
+        recipe: Recipe,
+        parts: list[tuple[WindowRows, ShardPool]],
+        *,
+        sources: Int64s | None = None,
     ) -> None:
         self._of = parts
         self._ids = recipe.ids
@@ -185,8 +190,8 @@ class TokenGather:
             self._mix(places, places.origin.source, arrays)
         if self._ids:
             batch[ID] = torch.from_numpy(places.ids)
-        if self._sources and places.origin is not None:
-            batch[SOURCE] = torch.from_numpy(places.origin.source.copy())
+        if self._sources is not None and places.origin is not None:
+            batch[SOURCE] = torch.from_numpy(self._sources[places.origin.source])
         if self._repeats:
             batch[REPEAT] = torch.from_numpy(
                 np.zeros(rows, np.bool_) if places.repeat is None else places.repeat.copy()

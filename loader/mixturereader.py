@@ -16,7 +16,7 @@ from .samples import Places, Recipe, SampleReader
 if TYPE_CHECKING:
     from .buffers import ShardPool
     from .definition import Definition
-    from .mixtureorder import MixtureOrder, SourceOrders
+    from .mixtureorder import SourceOrders
 
 SOURCE: Final = "__source__"
 _SHORT: Final = 256
@@ -93,13 +93,15 @@ class SourceReader:
 
 
 class MixtureReader:
-    """Reads the samples of one pass over a mixture. ``ids``: name the source of each in ``__source__``."""
+    """Reads the samples of one pass over a mixture.
 
-    def __init__(self, order: MixtureOrder, sources: Sequence[SourceReader], *, ids: bool, repeats: bool) -> None:
-        self.order = order
+    ``ids``: name the source of each in ``__source__``, by these ``numbers``.
+    """
+
+    def __init__(self, sources: Sequence[SourceReader], numbers: Sequence[int], *, ids: bool) -> None:
         self.sources = sources
+        self.numbers = np.array(numbers, dtype=np.int64)
         self.ids = ids
-        self.repeats = repeats
 
     def read(self, places: Places) -> list[Any]:
         """The finished samples, in order; errors as :meth:`SampleReader.read` gives them."""
@@ -118,7 +120,7 @@ class MixtureReader:
             samples = read(self.sources[source], epoch, places.taken(here))
             for at, sample in zip(here.tolist(), samples, strict=True):
                 if self.ids and isinstance(sample, Sample):
-                    sample[SOURCE] = source
+                    sample[SOURCE] = int(self.numbers[source])
                 out[at] = sample
         return out
 

@@ -87,7 +87,7 @@ class Plannable(Protocol):
     def plan(self, start: Start) -> PassPlan[Any]:
         """The pass that begins there. Does not wait for counts."""
 
-    def usual_total(self, order: Order) -> int:
+    def usual_total(self, order: Any) -> int:
         """How many positions the epochs behind that of ``order`` have, once they are read from their beginning."""
 
     # --- states ---

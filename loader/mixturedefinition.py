@@ -1,0 +1,317 @@
+"""What a mixture is, apart from reading it: its arguments, its sources, and what follows from them at first use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cachefs.errors import EmptyDataset, StateError
+
+from .batches import Steps, about_steps, steps
+from .definition import Definition
+from .epochcell import Base, Start
+from .epochs import Orders, OrderSettings
+from .formats import Format, Tokens
+from .mixing import BLOCK, Mixing, exact_shares
+from .mixtureahead import MixtureAhead
+from .mixtureoptions import MixtureOptions
+from .mixtureorder import EpochCut, MixtureOrder, MixturePlan, MixtureSettings, MixtureWords, SourceOrders
+from .mixturereader import MixtureReader, SourceReader
+from .mixturestate import MixtureState, SourceState
+from .passes import BatchRule, PassPlan
+from .samples import Recipe
+from .workers import Place, find_place, parent_of_worker
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+
+class MixtureDefinition:
+    """A mixture as :class:`loader.plannable.Plannable`. ``sources``: those with a weight other than 0."""
+
+    def __init__(self, options: MixtureOptions, sources: Sequence[Definition]) -> None:
+        self.options = options
+        self.sources = tuple(sources[at] for at in options.read)
+        self.names = tuple(options.names[at] for at in options.read)
+        self._settled: tuple[int, Place] | None = None  # by which process
+        self._forget()
+
+    def _forget(self) -> None:
+        self._manifests: tuple[Manifest, ...] | None = None
+        self._shares: tuple[int, ...] | None = None
+        self._usual: dict[tuple[int, int], EpochCut] = {}
+        self._orders: dict[int, tuple[OrderSettings, SourceOrders]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("options", "sources", "names", "_settled")
+        return {name: value for name, value in self.__dict__.items() if name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    # --- who reads, and how an epoch is cut ---
+
+    @property
+    def place(self) -> Place:
+        """As :attr:`loader.definition.Definition.place`."""
+        if self._settled is not None and self._settled[0] == parent_of_worker():
+            return self._settled[1]
+        options = self.options
+        return find_place(options.rank, options.world_size, options.mesh)
+
+    @property
+    def global_batch(self) -> int:
+        options = self.options
+        if options.global_batch_size is not None:
+            return options.global_batch_size
+        assert options.batch_size is not None  # MixtureOptions checks it
+        return options.batch_size * self.place.world
+
+    @property
+    def rule(self) -> BatchRule:
+        return BatchRule(self.global_batch, self.place, self.options.drop_last, self.options.pad)
+
+    @property
+    def steps(self) -> Steps:
+        rule = self.rule
+        return steps(self.total, rule.global_batch, world=rule.place.world, drop_last=rule.drop_last, pad=rule.pad)
+
+    def steps_of(self, total: int) -> Steps:
+        rule = self.rule
+        return about_steps(total, rule.global_batch, world=rule.place.world, drop_last=rule.drop_last, pad=rule.pad)
+
+    # --- the sources ---
+
+    def count(self, progress: Callable[[int, int], None] | None = None) -> None:
+        for source in self.sources:
+            source.count(progress)
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The sources' manifests; listed, and counted, at first use."""
+        if self._manifests is None:
+            self.count()
+            manifests = tuple(source.manifest for source in self.sources)
+            for name, manifest in zip(self.names, manifests, strict=True):
+                if not manifest.total:
+                    raise EmptyDataset(f"source {name!r} has no sample", hint="give it weight 0")
+            self._manifests = manifests
+        return self._manifests
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each source."""
+        return tuple(manifest.total for manifest in self.manifests)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The sources' weights as whole numbers."""
+        if self._shares is None:
+            self._shares = exact_shares(self.options.weights_of(self.sizes))
+        return self._shares
+
+    @property
+    def damaged(self) -> Sequence[int]:
+        return [shard for source in self.sources for shard in source.damaged]
+
+    @property
+    def format(self) -> Format | None:
+        """Token files' if the samples of all sources are windows of one kind."""
+        formats = [source.format for source in self.sources]
+        recipes = self.recipes()
+        for format, recipe in zip(formats, recipes, strict=True):
+            if not isinstance(format, Tokens) or not isinstance(formats[0], Tokens):
+                return None
+            kind = (format.length, format.labels, format.delivered, recipe.fields, recipe.ids)
+            first = formats[0]
+            if kind != (first.length, first.labels, first.delivered, recipes[0].fields, recipes[0].ids):
+                return None
+        return formats[0]
+
+    def recipes(self) -> list[Recipe]:
+        """How each source's samples are made: as it says, with ids and marks of repeats as the mixture says."""
+        options = self.options
+        own = [source.recipe for source in self.sources]
+        return [replace(recipe, ids=recipe.ids or options.ids, repeats=options.pad) for recipe in own]
+
+    def settle(self) -> None:
+        self._settled = (os.getpid(), self.place)
+        _ = self.manifests
+
+    # --- the order ---
+
+    @property
+    def words(self) -> MixtureWords:
+        return MixtureWords(len(self.sources))
+
+    def settings(self, settings: MixtureSettings | None) -> MixtureSettings:
+        """Those of a state, else those of a run from the beginning."""
+        if settings is not None:
+            return settings
+        options = self.options
+        block = self.global_batch if options.within == "batch" else BLOCK
+        usual = self._cut(options.seed, block).end(0)
+        nothing = tuple(0 for _ in self.sources)
+        return MixtureSettings(options.seed, block, 0, 0, usual, nothing, self._settings_of_sources())
+
+    def _settings_of_sources(self) -> tuple[OrderSettings, ...]:
+        """Each as alone, but for the lanes: where a source does not say how many, the mixture's batch decides."""
+        out = []
+        for source, manifest in zip(self.sources, self.manifests, strict=True):
+            options = source.options
+            orders = Orders.begin(
+                manifest.counts,
+                manifest.sizes,
+                batch=self.global_batch,
+                lanes=options.lanes,
+                seed=options.seed,
+                block_shards=options.block_shards,
+                shuffle=options.shuffle,
+                exchange=options.exchange,
+                cut=False if manifest.progressive else None,
+            )
+            out.append(orders.settings)
+        return tuple(out)
+
+    def _cut(self, seed: int, block: int) -> EpochCut:
+        """Where the epochs of a sequence end."""
+        cut = self._usual.get((seed, block))
+        if cut is None or cut.batch != self.global_batch:
+            options, sizes = self.options, self.sizes
+            reached: Sequence[int] = ()
+            if options.samples is None and options.repeat is None:
+                reached = Mixing(self.shares, block, seed).reached(sizes)
+            cut = EpochCut(options.length(sizes, reached), self.global_batch, options.whole)
+            self._usual[seed, block] = cut
+        return cut
+
+    @property
+    def total(self) -> int:
+        """Positions in a whole epoch."""
+        settings = self.settings(None)
+        return self._cut(settings.seed, settings.block).end(0)
+
+    def estimated_total(self) -> int:
+        return self.total
+
+    def usual_total(self, order: MixtureOrder) -> int:
+        return order.usual
+
+    def order(
+        self, settings: MixtureSettings | None, epoch: int, *, first: int = 0, upto: int = 0, stop: int | None = None
+    ) -> MixtureOrder:
+        """An epoch as it is read from ``first`` on; ``stop``: where it ends, if not there where batches do."""
+        settings = self.settings(settings)
+        cut = self._cut(settings.seed, settings.block)
+        total = cut.end(first) if stop is None or self.options.pad else stop
+        mixing = Mixing(self.shares, settings.block, settings.seed)
+        orders = [self._orders_of(number, of) for number, of in enumerate(settings.sources)]
+        return MixtureOrder(mixing, orders, settings, epoch=epoch, total=total, usual=cut.end(0))
+
+    def _orders_of(self, number: int, settings: OrderSettings) -> SourceOrders:
+        made = self._orders.get(number)
+        if made is None or made[0] != settings:
+            manifest = self.manifests[number]
+            made = self._orders[number] = settings, SourceOrders(Orders(manifest.counts, manifest.sizes, settings))
+        return made[1]
+
+    def plan(self, start: Start) -> MixturePlan:
+        stop = start.stop if self.place.world == 1 else None
+        order = self.order(start.base.settings, start.epoch, first=start.position, stop=stop)
+        return MixturePlan(order, self.rule, start.position, start.stop)
+
+    # --- states ---
+
+    def state(self, base: Base) -> dict[str, Any]:
+        settings = self.settings(base.settings)
+        order = self.order(settings, base.epoch, first=base.position, stop=base.stop)
+        taken = order.taken(min(base.position, order.total)).tolist()
+        sources = []
+        for number, count in enumerate(taken):
+            epoch, position = divmod(count, self.sizes[number])
+            sources.append(
+                SourceState(
+                    self.names[number],
+                    self.shares[number],
+                    self.manifests[number].digest,
+                    settings.sources[number],
+                    epoch,
+                    position,
+                )
+            )
+        return MixtureState(
+            settings.seed, settings.block, base.epoch, base.position, order.begin, tuple(sources), base.stop
+        ).to_dict()
+
+    def base(self, raw: Mapping[str, Any]) -> Base:
+        state = MixtureState.from_dict(raw)
+        state.check(self.names, self.shares, [manifest.digest for manifest in self.manifests])
+        cut = self._cut(state.seed, state.block)
+        begin, position, stop = state.begin, state.position, state.stop
+        if stop is not None and self.options.pad and self.place.world > 1 and position >= cut.length:
+            position, stop = cut.length, None  # what is left are repeats, too few for many ranks
+        if stop is not None and self.options.pad:
+            end = cut.length
+        elif stop is not None and self.place.world == 1:
+            end = stop
+        else:  # a shorter epoch than the one it was saved in may be over
+            end = max(cut.end(position), position)
+        offsets = self._offsets(state, begin + min(position, end))
+        settings = MixtureSettings(
+            state.seed,
+            state.block,
+            state.epoch,
+            begin,
+            begin + end,
+            offsets,
+            tuple(source.settings for source in state.sources),
+        )
+        return Base(state.epoch, position, settings, stop)
+
+    def _offsets(self, state: MixtureState, position: int) -> tuple[int, ...]:
+        """What each source had been read before the sequence began, by what it had after so many positions."""
+        taken = Mixing(self.shares, state.block, state.seed).taken(position).tolist()
+        out = []
+        for source, size, count in zip(state.sources, self.sizes, taken, strict=True):
+            offset = source.epoch * size + source.position - count
+            if offset < 0 or source.position >= size:
+                raise StateError(
+                    f"the state's source {source.name!r} does not stand where position {position} puts it",
+                    hint="the state is damaged",
+                )
+            out.append(offset)
+        return tuple(out)
+
+    def remixed(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of this mixture in which each source goes on where it stood in the state of another mixture."""
+        state = MixtureState.from_dict(raw)
+        known = {source.name: source for source in state.sources}
+        fresh = self.settings(None)
+        offsets, settings = list(fresh.offsets), list(fresh.sources)
+        for number, (name, manifest) in enumerate(zip(self.names, self.manifests, strict=True)):
+            if name in known:
+                source = known[name]
+                source.check(manifest.digest)
+                offsets[number] = source.epoch * manifest.total + source.position
+                settings[number] = source.settings
+        epoch = state.epoch + (state.position > 0)
+        usual = fresh.next
+        return self.state(
+            Base(epoch, 0, replace(fresh, epoch=epoch, next=usual, offsets=tuple(offsets), sources=tuple(settings)))
+        )
+
+    # --- reading ---
+
+    def reader(self, plan: PassPlan[MixtureOrder], *, shared: bool = False) -> MixtureReader:
+        readers = [
+            SourceReader(source, orders, recipe, shared=shared)
+            for source, orders, recipe in zip(self.sources, plan.order.sources, self.recipes(), strict=True)
+        ]
+        return MixtureReader(readers, self.options.read, ids=self.options.ids)
+
+    def prefetch(self, plan: PassPlan[MixtureOrder]) -> MixtureAhead | None:
+        ahead = MixtureAhead(plan.order, self.sources, self.manifests)
+        return ahead if ahead.remote else None
