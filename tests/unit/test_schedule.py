@@ -1,0 +1,269 @@
+"""The scheduler's decisions one by one: order, budget, shares, several readers; and eviction without any plan."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from contextlib import closing
+
+import pytest
+
+from cachefs.errors import ConfigError
+from cachefs.schedule import Incoming, Plan, S3Fifo, Scheduler
+from cachefs.testing.replay import Replay
+
+
+def names(count: int, prefix: str = "") -> list[str]:
+    return [f"{prefix}{i}" for i in range(count)]
+
+
+def in_order(objects: list[str], *, epochs: int = 1, size: int = 1, each: int = 10) -> Plan:
+    """Each object for ``each`` positions, one after the other, in every epoch."""
+    count = len(objects)
+    uses = [(i % count, i * each, i * each + each - 1) for i in range(count * epochs)]
+    return Plan.of(objects, [size] * count, uses)
+
+
+def wanted(scheduler: Scheduler) -> list[tuple[object, int]]:
+    out = []
+    while (next_one := scheduler.next_wanted()) is not None:
+        out.append((next_one.key, next_one.number))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("objects", "sizes", "uses"),
+    [
+        (["a"], [1, 2], []),
+        (["a", "a"], [1, 1], []),
+        (["a"], [-1], []),
+        (["a"], [1 << 62], []),
+        (["a"], [1], [(1, 0, 0)]),
+        (["a"], [1], [(-1, 0, 0)]),
+        (["a"], [1], [(0, 5, 4)]),
+        (["a"], [1], [(0, -1, 4)]),
+        (["a"], [1], [(0, 0, 1 << 62)]),
+    ],
+)
+def test_nonsense_is_no_plan(objects: list[str], sizes: list[int], uses: list[tuple[int, int, int]]) -> None:
+    with pytest.raises(ConfigError, match="a plan"):
+        Plan.of(objects, sizes, uses)
+
+
+def test_what_is_needed_soonest_comes_first_and_no_more_than_the_budget() -> None:
+    scheduler = Scheduler(budget=30)
+    scheduler.declare("a", in_order(names(9, "a"), size=10), job="a")
+    assert wanted(scheduler) == [("a", n) for n in (0, 1, 2, 3)], "what is in use, and 30 bytes"
+    scheduler.progress("a", 9)
+    assert wanted(scheduler) == []
+    scheduler.progress("a", 20)
+    assert wanted(scheduler) == [("a", 4), ("a", 5)]
+    scheduler.progress("a", 85)
+    assert wanted(scheduler) == [("a", 8)], "what is over is not brought in"
+
+
+def test_an_object_larger_than_the_budget_comes_one_ahead() -> None:
+    scheduler = Scheduler(budget=1)
+    scheduler.declare("a", in_order(names(4), size=100), job="a")
+    assert wanted(scheduler) == [("a", 0), ("a", 1)]
+
+
+def test_the_faster_reader_is_served_first() -> None:
+    scheduler = Scheduler(budget=4)
+    for key in ("slow", "fast"):
+        scheduler.declare(key, in_order(names(9, key)), job=key)
+        scheduler.progress(key, 0, now=0.0)
+    scheduler.progress("slow", 5, now=10.0)
+    scheduler.progress("fast", 5, now=1.0)
+    order = [key for key, number in wanted(scheduler) if number > 0]
+    assert order == ["fast", "fast", "slow", "slow"]
+
+
+def test_what_found_no_room_is_asked_for_again_when_a_reader_has_come_on() -> None:
+    scheduler = Scheduler(budget=2)
+    scheduler.declare("a", in_order(names(5)), job="a")
+    first, second = scheduler.next_wanted(), scheduler.next_wanted()
+    assert first is not None and second is not None
+    scheduler.defer(second)
+    assert scheduler.next_wanted() is None
+    scheduler.progress("a", 1)
+    assert wanted(scheduler)[0] == ("a", second.number)
+    scheduler.withdraw("a")
+    scheduler.defer(second)
+    assert scheduler.next_wanted() is None
+
+
+def held(scheduler: Scheduler, objects: list[str]) -> None:
+    for name in objects:
+        scheduler.added(name)
+
+
+def test_what_nobody_needs_goes_first_then_what_is_needed_last() -> None:
+    scheduler = Scheduler(budget=1)
+    held(scheduler, ["x", "2", "0", "y", "1"])
+    scheduler.used("x")
+    scheduler.declare("a", in_order(names(5)), job="a")
+    assert list(scheduler.victims()) == ["y", "x", "2", "1", "0"]
+    assert list(scheduler.victims(Incoming("3", 1, ahead=False))) == ["y", "x", "2", "1"], "0 is in use"
+    assert list(scheduler.victims(Incoming("3", 1, ahead=True))) == ["y", "x"], "the others are needed sooner"
+    assert list(scheduler.victims(Incoming("new", 1, ahead=True))) == ["y", "x"]
+    assert list(scheduler.victims(Incoming("new", 1, ahead=False))) == ["y", "x", "2", "1"]
+    scheduler.progress("a", 10)
+    assert list(scheduler.victims()) == ["y", "x", "0", "2", "1"], "its use is over"
+    scheduler.withdraw("a")
+    assert list(scheduler.victims()) == ["y", "x", "0", "2", "1"]
+
+
+def test_an_object_of_several_plans_counts_for_the_one_that_needs_it_first() -> None:
+    scheduler = Scheduler(budget=1)
+    objects = names(4)
+    scheduler.declare("a", in_order(objects), job="job")
+    scheduler.declare("b", in_order(objects[::-1]), job="job")
+    held(scheduler, objects)
+    assert set(list(scheduler.victims())[:2]) == {"1", "2"}
+    scheduler.progress("a", 40)
+    assert list(scheduler.victims()) == ["0", "1", "2", "3"]
+    scheduler.withdraw("b")
+    assert set(scheduler.victims()) == set(objects), "nobody needs them, and they are there"
+
+
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (3.0, 1.0), (1.0, 4.0)])
+def test_two_jobs_get_their_shares(shares: tuple[float, float]) -> None:
+    rng = random.Random(3)
+    replay = Replay(capacity=400, budget=20)
+    jobs = ["a", "b"]
+    for job, share in zip(jobs, shares, strict=True):
+        objects, uses = names(600, job), []
+        for epoch in range(3):
+            order = list(range(600))
+            rng.shuffle(order)
+            uses += [(number, 600 * epoch + at, 600 * epoch + at) for at, number in enumerate(order)]
+        replay.declare(job, Plan.of(objects, [1] * 600, uses), job=job, share=share)
+    plans = [replay._plans[job] for job in jobs]
+    for at in range(1800):
+        for job, plan in zip(jobs, plans, strict=True):
+            replay.progress(job, at)
+            name = plan.names[plan.item[at]]
+            replay.access(name, 1)
+            if at == 1190:  # the second epoch, when all have more to keep than fits
+                part = {j: sum(n.startswith(j) for n in replay.held) / 400 for j in jobs}
+                for j, share in zip(jobs, shares, strict=True):
+                    assert part[j] == pytest.approx(share / sum(shares), rel=0.1)
+
+
+def test_a_job_alone_borrows_all_and_gives_it_back() -> None:
+    replay = Replay(capacity=100, budget=10)
+    replay.declare("a", in_order(names(300, "a"), epochs=2, each=1), job="a")
+    replay.run("a", stop=300)
+    assert sum(name.startswith("a") for name in replay.held) == 100
+    replay.declare("b", in_order(names(300, "b"), epochs=2, each=1), job="b")
+    replay.run("b", stop=300)
+    assert sum(name.startswith("b") for name in replay.held) == pytest.approx(50, rel=0.1)
+
+
+def test_a_plan_of_many_objects_is_followed_in_full() -> None:
+    """A hundred thousand of them; a quarter is held."""
+    count = 100_000
+    scheduler = Scheduler(budget=100)
+    objects = names(count)
+    held(scheduler, objects[: count // 4])
+    scheduler.declare("a", in_order(objects, epochs=2), job="a")
+    asked = 0
+    for position in range(0, 20_000, 10):
+        scheduler.progress("a", position)
+        asked += len(wanted(scheduler))
+    assert asked == 2000 + 100
+    gone = []
+    for _ in range(100):
+        gone.append(next(scheduler.victims(Incoming(objects[-1], 1, ahead=False))))
+        scheduler.removed(gone[-1])
+    assert gone == objects[1998:1898:-1], "of those that were used: they are needed last, in the next epoch"
+
+
+# --- without a plan -------------------------------------------------------------------------------------------------
+
+
+class Fifo:
+    """A cache of so many entries of size 1 under S3-FIFO."""
+
+    def __init__(self, most: int) -> None:
+        self.policy = S3Fifo()
+        self.most = most
+        self.held: set[str] = set()
+        self.misses = 0
+
+    def access(self, name: str) -> None:
+        if name in self.held:
+            self.policy.used(name)
+            return
+        self.misses += 1
+        if len(self.held) == self.most:
+            with closing(self.policy.order()) as order:
+                gone = next(order)
+            self.held.discard(gone)
+            self.policy.removed(gone)
+        self.held.add(name)
+        self.policy.added(name, 1)
+
+
+def test_a_scan_leaves_what_is_used_often() -> None:
+    cache = Fifo(100)
+    often = names(50, "hot")
+    for _ in range(4):
+        for name in often:
+            cache.access(name)
+    for name in names(1000, "scan"):
+        cache.access(name)
+    assert set(often) <= cache.held
+
+
+def test_what_comes_back_soon_after_it_went_is_kept() -> None:
+    cache = Fifo(20)
+    for name in names(20, "old"):
+        for _ in range(4):
+            cache.access(name)
+    cache.access("once")
+    for name in names(3, "scan"):
+        cache.access(name)
+    assert "once" not in cache.held
+    cache.access("once")
+    for name in names(30, "more"):
+        cache.access(name)
+    assert "once" in cache.held
+
+
+def test_on_a_skewed_load_it_misses_less_than_lru() -> None:
+    rng = random.Random(5)
+    load = [str(int(rng.paretovariate(0.9))) for _ in range(20_000)]
+    cache, recent, misses = Fifo(100), OrderedDict[str, None](), 0
+    for name in load:
+        cache.access(name)
+        misses += name not in recent
+        recent[name] = None
+        recent.move_to_end(name)
+        if len(recent) > 100:
+            recent.popitem(last=False)
+    assert cache.misses < misses
+
+
+def test_entries_that_stay_are_named_again_and_nothing_is_lost() -> None:
+    rng = random.Random(1)
+    policy, inside = S3Fifo(), set(names(5, "first"))
+    policy.begin(dict.fromkeys(names(5, "first"), 1))
+    for step in range(3000):
+        what = rng.random()
+        if what < 0.4:
+            policy.added(f"n{step}", rng.randint(1, 9))
+            inside.add(f"n{step}")
+        elif what < 0.7 and inside:
+            policy.used(rng.choice(sorted(inside)))
+        else:
+            with closing(policy.order()) as order:
+                named = [name for name, _ in zip(order, range(rng.randint(0, 4)), strict=False)]
+            assert len(set(named)) == len(named) and set(named) <= inside
+            for name in named:
+                if rng.random() < 0.5:
+                    policy.removed(name)
+                    inside.discard(name)
+    assert sorted(policy.order()) == sorted(inside)
+    assert sorted(policy.order()) == sorted(inside)
