@@ -118,6 +118,18 @@ class PackedIndex(DerivedIndex):
     def nbytes(self) -> int:
         return self.inner.nbytes + self.bins.lengths.nbytes + (0 if self.documents is None else self.documents.nbytes)
 
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the stored samples, and how many of them could not be read."""
+        notes: tuple[str, ...] = tuple(self.inner.notes)
+        bad = len(self.bins.unreadable)
+        return (*notes, f"{bad} document(s) cannot be read, each counts as a damaged sample") if bad else notes
+
+    @property
+    def skipped(self) -> int:  # type: ignore[override]
+        """Entries of the shard that belong to no sample."""
+        return self.inner.skipped
+
     def to_bytes(self) -> bytes:
         lengths = self.bins.lengths
         counts = b"" if self.documents is None else self.documents.astype("<i8").tobytes()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..sample import Sample
 from .abc import Format
 from .arrow_pieces import Fields, Pieces
+from .table_lengths import list_lengths
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Table(Format):
         self, source: Pieces, index: Any, rows: npt.NDArray[np.int64], url: str, fields: Fields = None
     ) -> dict[str, Any]:
         return source.columns(rows, fields, url)
+
+    def lengths(self, source: Pieces, index: Any, field: str, url: str) -> npt.NDArray[np.int64] | None:
+        return list_lengths(source, field, url)
 
     def kind(self, index: Any, name: str) -> str:
         return "image" if name in index.images else ""

@@ -32,7 +32,7 @@ from cachefs.hashing import name_digest
 
 from ..decode import Decode, Decoder
 from ..sample import Sample
-from .abc import Damage, Format, Opened
+from .abc import Damage, Format, Joined, Opened
 from .derived import Derived, View
 from .table import Table
 from .where_index import WhereIndex
@@ -173,6 +173,22 @@ class Filtered(Derived):
     ) -> dict[str, Any]:
         index.refuse(rows, url)
         return self.inner.columns(source, index.inner, index.stored_rows(rows), url, fields)
+
+    def lengths(self, source: Any, index: WhereIndex, field: str, url: str) -> npt.NDArray[Any] | None:
+        stored = self.inner.lengths(source, index.inner, field, url)
+        if stored is None:
+            return None
+        kept = np.array(stored[index.stored_rows(np.arange(len(index)))], dtype=np.int64)
+        kept[index.bad] = -1
+        return kept
+
+    def joined(self, source: Any, index: WhereIndex, field: str, url: str) -> Joined | None:
+        if len(index.bad):
+            return None  # these are not to be read
+        stored = self.inner.joined(source, index.inner, field, url)
+        return (
+            None if stored is None else stored._replace(starts=stored.starts[index.stored_rows(np.arange(len(index)))])
+        )
 
     def _asked(self, opened: Opened, url: str) -> tuple[Mask, dict[int, Damage]]:
         """What a function says of each sample."""

@@ -348,6 +348,7 @@ class TestDocumentsOfAFile:
         check(ds, [[list(range(1, 40))]])
 
 
+@pytest.mark.filterwarnings("ignore::loader.DataWarning")
 class TestDamage:
     def write(self, folder: Path) -> list[Docs]:
         shards = documents(2)
@@ -362,7 +363,6 @@ class TestDamage:
         shards[0] = [doc for i, doc in enumerate(shards[0]) if i not in (3, 5, 7, 8)]
         return shards
 
-    @pytest.mark.filterwarnings("ignore::loader.DataWarning")
     def test_a_damaged_document_is_a_sample_of_its_own(self, tmp_path: Path) -> None:
         shards = self.write(tmp_path)
         ds = dataset(tmp_path, "*.jsonl", on_error="skip", batch_size=4, ids=True)
