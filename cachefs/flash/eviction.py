@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from ..schedule import Incoming
 
 
 @dataclass(frozen=True)
@@ -15,24 +18,36 @@ class Candidate:
     last_use: float
 
 
-def choose_victims(
-    candidates: Iterable[Candidate],
-    need: int,
-    *,
-    next_use: Callable[[Candidate], float] | None = None,
-    partly: bool = False,
-) -> list[Candidate]:
+class Ranking(Protocol):
+    """Says which entries go first. A store tells it what it holds, by entry name, with its lock held: no call may go
+    back into the store, or wait."""
+
+    def begin(self, sizes: Mapping[str, int], quota: int) -> None:
+        """A store was opened: what it holds, least recently used first, and its quota (bytes)."""
+
+    def added(self, name: str, size: int) -> None:
+        """An entry was made."""
+
+    def used(self, name: str) -> None:
+        """A reader opened an entry."""
+
+    def removed(self, name: str) -> None:
+        """An entry is gone."""
+
+    def order(self, incoming: Incoming | None) -> Generator[str, None, None] | None:
+        """The entries that may go for what is to come in (``None``: for whatever), best first; names that are unknown
+        by now are skipped. ``None`` for all of them, least recently used first. Closed by the caller."""
+
+
+def choose_victims(candidates: Iterable[Candidate], need: int, *, partly: bool = False) -> list[Candidate]:
     """The entries to evict so that at least ``need`` bytes come free, first to go first.
 
-    ``candidates`` come least recently used first and are looked at only as far as needed. With ``next_use`` (the time
-    at which a declared plan wants the entry next, ``inf`` for never) the one needed last goes first instead, and the
-    least recently used among equals. All or nothing: if all candidates together do not free ``need`` bytes the list is
-    empty, so that nothing is given up in vain; with ``partly`` it holds them all instead.
+    ``candidates`` come in the order in which they should go and are looked at only as far as needed. All or nothing: if
+    all candidates together do not free ``need`` bytes the list is empty, so that nothing is given up in vain; with
+    ``partly`` it holds them all instead.
     """
     if need <= 0:
         return []
-    if next_use is not None:
-        candidates = sorted(candidates, key=next_use, reverse=True)
     victims: list[Candidate] = []
     freed = 0
     for candidate in candidates:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import CacheError
+from .eviction import Ranking
 from .layout import Place, data_name
 from .quota import Ledger
 
@@ -71,6 +72,7 @@ class Index:
         self.dying: dict[tuple[Place, str], Slot] = {}
         self.creating: set[str] = set()
         self.closed = False
+        self.ranking: Ranking | None = None
 
     def require_open(self) -> None:
         if self.closed:
@@ -83,18 +85,28 @@ class Index:
         """Whether an operation is under way, on one of ``slots`` or to make a new one."""
         return bool(self.creating) or any(slot.pins or slot.dropping for slot in slots)
 
+    def rank_by(self, ranking: Ranking) -> None:
+        """From now on ``ranking`` says what goes first."""
+        with self.lock:
+            ranking.begin({name: slot.charge for name, slot in self.live.items()}, self.ledger.quota)
+            self.ranking = ranking
+
     def add(self, slot: Slot) -> None:
         self.live[slot.name] = slot
+        if self.ranking is not None:
+            self.ranking.added(slot.name, slot.charge)
 
     def add_dying(self, slot: Slot) -> None:
         """The slot is no longer visible; its file is removed once nobody holds it."""
         if self.is_live(slot):
-            del self.live[slot.name]
+            self._remove(slot)
         self.dying[slot.place, slot.file] = slot
 
-    def touch(self, slot: Slot, now: float) -> None:
+    def touch(self, slot: Slot, now: float, *, opened: bool) -> None:
         slot.last_use = now
         self.live.move_to_end(slot.name)
+        if opened and self.ranking is not None:
+            self.ranking.used(slot.name)
 
     def attach(self, slot: Slot, name: str, charge: int) -> None:
         """An attachment is there. The ledger has its space already, or gets it from the caller."""
@@ -111,7 +123,7 @@ class Index:
     def block(self, slot: Slot) -> None:
         """The slot's files turned out not to be ours: leave them alone, but count their space."""
         if self.is_live(slot):
-            del self.live[slot.name]
+            self._remove(slot)
             self.ledger.ignore(slot.charge)
 
     def pin(self, slot: Slot) -> None:
@@ -121,6 +133,11 @@ class Index:
             if not self.is_live(slot) and not slot.leases:
                 raise evicted(slot)
             slot.pins += 1
+
+    def _remove(self, slot: Slot) -> None:
+        del self.live[slot.name]
+        if self.ranking is not None:
+            self.ranking.removed(slot.name)
 
 
 def evicted(slot: Slot) -> CacheError:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import CacheFull, DeadlineExceeded
+from ..schedule import Incoming
 from .chunkfile import ChunkFile, Donor, read_header
 from .entry import Entry
 from .health import FULL
@@ -45,14 +46,14 @@ class Lifecycle:
                 index.creating.discard(name)
                 index.changed.notify_all()
 
-    def make(self, key: EntryKey, size: int, *, lease: bool, donor: Donor | None = None) -> Entry:
+    def make(self, key: EntryKey, size: int, *, lease: bool, ahead: bool = False, donor: Donor | None = None) -> Entry:
         """A new entry, its space reserved and its files made. The caller is the sole creator; errors as those of
         :meth:`FlashStore.create`. Owns ``donor`` once it returns."""
         header, raw = make_header(key, size, self._chunk_size)
         need = most_bytes(size, header.file_bytes, header.n_chunks, self._block)
         index = self._parts.index
         self._require_free_name(key)
-        self._space.reserve(need, size, key.url)
+        self._space.reserve(need, size, key.url, Incoming(key.name, need, ahead))
         try:
             file = self._make_files(header, raw)
         except BaseException:

@@ -7,9 +7,11 @@ and stays accounted for until the system says that no other process has it open 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, nullcontext
 
 from ..errors import CacheFull
+from ..schedule import Incoming
 from .chunkfile import read_header
 from .eviction import Candidate, choose_victims
 from .index import Slot, dead_slot
@@ -46,8 +48,10 @@ class Space:
             free = max(0, -ledger.short_of(0, available))
             return Usage(ledger.quota, ledger.used, free, dying, len(self._index.live))
 
-    def reserve(self, need: int, size: int, url: str) -> None:
+    def reserve(self, need: int, size: int, url: str, incoming: Incoming | None = None) -> None:
         """Reserve ``need`` bytes for an object of ``size`` bytes, evicting as little as will do.
+
+        ``incoming`` is the entry that they are for, if it is one that the ranking may refuse a place.
 
         Raises :class:`CacheFull` (having evicted nothing in vain) if quota, disk and what readers hold leave no room.
         """
@@ -68,11 +72,11 @@ class Space:
                     return
                 # What another thread is removing just now may be enough.
                 removing = any(slot.dropping for slot in self._index.dying.values())
-                if (removing and self._index.changed.wait(_WAIT)) or self.locked_evict(short):
+                if (removing and self._index.changed.wait(_WAIT)) or self.locked_evict(short, incoming=incoming):
                     continue
                 raise CacheFull(
                     f"no room for its {size} bytes: {short} short, with {ledger.used} of the quota of {ledger.quota} "
-                    f"in use and {available} free on disk, and readers hold what could be evicted",
+                    f"in use and {available} free on disk, and readers hold what could be evicted or need it sooner",
                     url=url,
                     hint="raise the quota or free disk space",
                 )
@@ -111,12 +115,15 @@ class Space:
             raise self._health.note(e, self._layout.path, "looking at its directories") from e
         self._metrics.set("flash_used_bytes", ledger.used)
 
-    def locked_evict(self, size: int, *, partly: bool = False) -> bool:
-        """Bury least recently used entries of at least ``size`` bytes together; False, burying none, if there are
-        not enough that nobody uses or holds (with ``partly``: burying those)."""
+    def locked_evict(self, size: int, *, partly: bool = False, incoming: Incoming | None = None) -> bool:
+        """Bury entries of at least ``size`` bytes together, in the order of the ranking; False, burying none, if there
+        are not enough that may go and nobody uses or holds (with ``partly``: burying those)."""
         foreign: list[Slot] = []
+        ranking = self._index.ranking
+        order = None if ranking is None else ranking.order(incoming)
         try:
-            victims = choose_victims(self._candidates(foreign), size, partly=partly)
+            with nullcontext(self._index.live) if order is None else closing(order) as names:
+                victims = choose_victims(self._candidates(names, foreign), size, partly=partly)
         except OSError as e:
             raise self._health.note(e, self._layout.path, "looking for what to evict") from e
         for slot in foreign:
@@ -177,11 +184,12 @@ class Space:
         except OSError as e:
             raise self._health.note(e, self._layout.path, "looking at its free space") from e
 
-    def _candidates(self, foreign: list[Slot]) -> Iterator[Candidate]:
-        """Entries that nobody uses or holds, least recently used first; looks at their files one by one and puts those
-        that are not ours into ``foreign``."""
-        for slot in self._index.live.values():
-            if slot.in_use:
+    def _candidates(self, names: Iterable[str], foreign: list[Slot]) -> Iterator[Candidate]:
+        """Those entries that nobody uses or holds, in this order; looks at their files one by one and puts those that
+        are not ours into ``foreign``."""
+        for name in names:
+            slot = self._index.live.get(name)
+            if slot is None or slot.in_use:
                 continue
             if not self._is_ours(slot):
                 foreign.append(slot)

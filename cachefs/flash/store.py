@@ -13,6 +13,7 @@ from ..metrics import Metrics
 from .attached import Attachments
 from .entry import Entry
 from .entryinfo import EntryInfo, describe
+from .eviction import Ranking
 from .fileops import FileOps
 from .health import Health, disk_error
 from .index import Index, Slot
@@ -48,6 +49,7 @@ class FlashStore:
         clock: Clock,
         ops: FileOps,
         reserved: int,
+        ranking: Ranking | None,
     ) -> None:
         headroom = HEADROOM_BLOCKS * layout.block_bytes
         index = Index(Ledger(settings.quota or 0, settings.free_floor, headroom, reserved))
@@ -57,6 +59,8 @@ class FlashStore:
         self._space = Space(self._parts)
         self._lifecycle = Lifecycle(self._parts, self._space, settings.chunk_size)
         take_over(self._parts, self._space, self._lifecycle, settings.quota)
+        if ranking is not None:
+            index.rank_by(ranking)
         self.attachments = Attachments(self._parts, self._space)
 
     @classmethod
@@ -68,10 +72,12 @@ class FlashStore:
         clock: Clock = SYSTEM_CLOCK,
         ops: FileOps | None = None,
         reserved: int = 0,
+        ranking: Ranking | None = None,
     ) -> FlashStore:
         """Open or make the store in ``settings.cache_dir`` and tidy up after its last owner. Reads no data file.
 
-        ``reserved`` bytes of the quota are the caller's, for its own files in the directory.
+        ``reserved`` bytes of the quota are the caller's, for its own files in the directory. ``ranking`` says which
+        entries go first, in the place of the least recently used.
         Raises :class:`CacheError` naming the pid if another process has it, or if the path is not a directory or
         belongs to another user; :class:`DiskFault` if the disk refuses. A disk that can only be read gives a store
         that serves what it has.
@@ -84,7 +90,7 @@ class FlashStore:
             with _as_disk_error(settings, "opening it"):
                 layout = Layout.open(settings.cache_dir, ops)
                 try:
-                    return cls(settings, layout, lock, metrics, clock, ops, reserved)
+                    return cls(settings, layout, lock, metrics, clock, ops, reserved, ranking)
                 except BaseException:
                     layout.close()
                     raise
@@ -120,7 +126,7 @@ class FlashStore:
         with index.lock:
             if not index.is_live(slot):
                 return None
-            index.touch(slot, now)
+            index.touch(slot, now, opened=lease)
             slot.leases += lease
             stale = now - slot.stamped >= _STAMP_INTERVAL
             if stale:
@@ -132,11 +138,12 @@ class FlashStore:
                 self._lifecycle.publish(slot)  # failed before
         return entry
 
-    def create(self, key: EntryKey, size: int, *, lease: bool = False) -> Entry:
-        """A new entry of ``size`` bytes to be filled: space reserved (evicting least recently used entries that nobody
-        uses or holds), files made.
+    def create(self, key: EntryKey, size: int, *, lease: bool = False, ahead: bool = False) -> Entry:
+        """A new entry of ``size`` bytes to be filled: space reserved (evicting entries that nobody uses or holds, as
+        they are ranked), files made.
 
-        An entry that is there already is returned if it has this size. With ``lease`` it comes with one lease.
+        An entry that is there already is returned if it has this size. With ``lease`` it comes with one lease;
+        ``ahead``: nobody waits for it yet.
         Raises :class:`CacheFull` if quota or disk leave no room (nothing is evicted in vain) or a file that is not
         ours is in the way, :class:`DiskFault` if the disk refuses, :class:`CacheError` if another size is cached under
         the same version.
@@ -145,7 +152,7 @@ class FlashStore:
         with self._lifecycle.sole_creator(key):
             found = self.lookup(key, lease=lease)
             if found is None:
-                return self._lifecycle.make(key, size, lease=lease)
+                return self._lifecycle.make(key, size, lease=lease, ahead=ahead)
         if found.size != size:
             if lease:
                 found.release()

@@ -8,7 +8,7 @@ passes through the small queue and leaves the main one alone.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 _SMALL = 0.1
 _MOST_USES = 3
@@ -28,9 +28,11 @@ class S3Fifo:
         self._main_bytes = 0
 
     def begin(self, sizes: Mapping[str, int]) -> None:
-        """Entries that are there already, least recently used first: they have proved themselves."""
-        self._main.update(sizes)
-        self._main_bytes += sum(sizes.values())
+        """What is there already, least recently used first: it has proved itself. All that was said before is void."""
+        self._small.clear()
+        self._uses.clear()
+        self._main = OrderedDict(sizes)
+        self._small_bytes, self._main_bytes = 0, sum(sizes.values())
 
     def added(self, name: str, size: int) -> None:
         if name in self._ghosts:
@@ -56,7 +58,7 @@ class S3Fifo:
             while len(self._ghosts) > max(len(self._main), 1):
                 self._ghosts.popitem(last=False)
 
-    def order(self) -> Iterator[str]:
+    def order(self) -> Generator[str, None, None]:
         """All entries, each once, in the order in which they should go.
 
         Those that are used move on between the queues while it is looked at, as they do in the algorithm; an entry

@@ -79,8 +79,12 @@ class Scheduler:
     # --- what is held -----------------------------------------------------------------------------------------------
 
     def begin(self, sizes: Mapping[str, int]) -> None:
-        """Entries that are there already, least recently used first."""
-        self._spare.update(dict.fromkeys(sizes))
+        """What is held, least recently used first; all that was said before about that is void."""
+        for name in list(self._places):
+            self._unrank(name)
+        self._spare = OrderedDict.fromkeys(sizes)
+        for reader in self._readers.values():
+            self._rank_all(reader)
 
     def added(self, name: str) -> None:
         self._spare[name] = None
@@ -109,9 +113,7 @@ class Scheduler:
         self.withdraw(key)
         self._readers[key] = Reader(key, job, Course(plan, position))
         self._shares[job] = share
-        for name in plan.names:
-            if self.holds(name):
-                self._rank(name)
+        self._rank_all(self._readers[key])
 
     def withdraw(self, key: Hashable) -> None:
         """Forget a plan, if there is one of this key."""
@@ -236,6 +238,11 @@ class Scheduler:
         self._spare.pop(name, None)
         self._places[name] = _Place(reader, size, first)
         reader.ranks.add(name, size, first)
+
+    def _rank_all(self, reader: Reader) -> None:
+        for name in reader.course.plan.names:
+            if self.holds(name):
+                self._rank(name)
 
     def _unrank(self, name: str) -> bool:
         place = self._places.pop(name, None)

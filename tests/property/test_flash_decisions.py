@@ -36,17 +36,6 @@ def test_partly_takes_all_there_is(candidates: list[Candidate], need: int) -> No
     assert victims == (choose_victims(candidates, need) or candidates)
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([1.0, 2.0, 3.0, float("inf")])), max_size=9), st.data())
-def test_a_plan_evicts_what_is_needed_last(rows: list[tuple[int, float]], data: st.DataObject) -> None:
-    candidates = [Candidate(str(i), size, float(i)) for i, (size, _) in enumerate(rows)]
-    plan = {str(i): use for i, (_, use) in enumerate(rows)}
-    need = data.draw(st.integers(1, 1 + sum(size for size, _ in rows)))
-    victims = choose_victims(candidates, need, next_use=lambda c: plan[c.name])
-    kept = [c for c in candidates if c not in victims]
-    assert all(plan[v.name] >= plan[k.name] for v in victims for k in kept) or not victims
-    assert all(v.last_use < k.last_use for v in victims for k in kept if victims and plan[v.name] == plan[k.name])
-
-
 AMOUNT = st.integers(0, 1 << 40)
 
 
