@@ -78,14 +78,14 @@ class BinReader:
             if outline.labels is not None and wanted("labels"):
                 out["labels"] = self._labels(cut, tokens, following).reshape(-1, length)
         segments = cut.segments(length)
-        sizes = np.diff(segments, append=len(rows) * length)
+        sizes = np.append(segments[1:], len(rows) * length) - segments
         if outline.position_ids and wanted("position_ids"):
-            positions = np.arange(len(rows) * length)
-            positions -= np.repeat(segments, sizes)
+            positions = np.arange(len(rows) * length, dtype=np.int32)
+            positions -= np.repeat(segments.astype(np.int32), sizes)
             out["position_ids"] = positions.reshape(-1, length)
         firsts = np.searchsorted(segments, np.arange(len(rows) + 1) * length)
         if outline.document_ids and wanted("document_ids"):
-            numbers = within(np.diff(firsts))
+            numbers = within(firsts[1:] - firsts[:-1])
             numbers[firsts[1:][cut.used < length] - 1] = IGNORED
             out["document_ids"] = np.repeat(numbers.astype(np.int32), sizes).reshape(-1, length)
         if wanted("cu_seqlens"):
@@ -103,7 +103,7 @@ class BinReader:
             self._refuse(int(docs[int(np.argmin(sizes))]), url)
         ends = np.cumsum(sizes)
         last = np.cumsum(counts) - 1
-        used = np.diff(ends[last], prepend=0)
+        used = np.add.reduceat(sizes, last + 1 - counts)
         # each bin's pieces begin where it does: its padding lies between them and those of the next one
         begins = ends - sizes + np.repeat(np.arange(len(rows)) * length - (ends[last] - used), counts)
         return _Cut(docs, layout.firsts[pieces].astype(np.int64), sizes, begins, used, counts)
@@ -183,7 +183,7 @@ def _bounds(segments: Int64s, firsts: Int64s, length: int) -> list[npt.NDArray[n
     # one array for all: a bin's end lies where the next one's zero would, so each has a place more
     out = np.empty(len(segments) + rows, np.int32)
     shifted = firsts + np.arange(rows + 1)
-    out[np.arange(len(segments)) + np.repeat(np.arange(rows), np.diff(firsts))] = segments % length
+    out[np.arange(len(segments)) + np.repeat(np.arange(rows), firsts[1:] - firsts[:-1])] = segments % length
     out[shifted[1:] - 1] = length
     edges = shifted.tolist()
     return [out[a:b] for a, b in itertools.pairwise(edges)]

@@ -50,7 +50,7 @@ class Packing(View):
       ``ignore_index`` for the last token of a document, and for padding. With ``labels="same"`` the token itself, as
       models want it that move labels by themselves (Hugging Face): ``ignore_index`` for the first token of each
       segment, which has nothing before it to be told from, and for padding. ``labels=False``: no such field;
-    * ``position_ids`` (int64): 0, 1, 2 ... in each segment, unless they are ``False``;
+    * ``position_ids`` (int32): 0, 1, 2 ... in each segment, unless they are ``False``;
     * with ``document_ids=True`` ``document_ids`` (int32): the number of the token's segment in the sample, -1 for
       padding;
     * ``cu_seqlens`` (int32, shape ``(segments + 1,)``): where segments begin, and at last ``length``, as the functions

@@ -214,7 +214,7 @@ def test_all_ways_of_reading_give_the_same(folder: Path, way: str, fields: list[
 def test_values_have_the_types_that_are_promised(folder: Path) -> None:
     sample = next(iter(dataset(folder, packing=packing(out="int32"))))
     kinds = {name: value.dtype.name for name, value in sample.items()}
-    wanted = {"tokens": "int32", "labels": "int64", "position_ids": "int64"}
+    wanted = {"tokens": "int32", "labels": "int64", "position_ids": "int32"}
     assert kinds == {**wanted, "document_ids": "int32", "cu_seqlens": "int32"}
     assert set(next(iter(dataset(folder, packing=Packing(LENGTH))))) == {
         "tokens",
