@@ -193,6 +193,12 @@ def rank_environment(environ: Mapping[str, str] | None = None) -> tuple[str, str
     return (rank, world) if rank and world else None
 
 
+def launcher_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the launcher tells *all* ranks alike of how many they are and on how many nodes; unread."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in _SAME_ON_ALL_RANKS if env.get(name)}
+
+
 def debugging(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ``NEARFLASH_DEBUG`` asks a command for the traceback of an error."""
     env = os.environ if environ is None else environ
@@ -202,6 +208,15 @@ def debugging(environ: Mapping[str, str] | None = None) -> bool:
 def environment() -> dict[str, str]:
     """A copy of this process's environment, for another one that is started."""
     return dict(os.environ)
+
+
+_SAME_ON_ALL_RANKS = (
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_DISTRIBUTION",
+)
 
 
 def _default_cache_dir(env: Mapping[str, str]) -> Path:

@@ -169,9 +169,7 @@ def _check_ranks(accelerator: Accelerator, dataset: PlannedDataset) -> None:
 
 def _check_batches(source: DataLoader[Any], dataset: PlannedDataset) -> None:
     rule = dataset.rule
-    rank, world = rule.place.rank, rule.place.world
-    size = (rank + 1) * rule.global_batch // world - rank * rule.global_batch // world
-    wanted = None if isinstance(source.dataset, Batches) else size
+    wanted = None if isinstance(source.dataset, Batches) else rule.share
     if source.batch_size != wanted:
         raise ConfigError(
             f"DataLoader(batch_size={source.batch_size}), but the data set deals "

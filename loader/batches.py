@@ -111,6 +111,7 @@ def rank_positions(
     global_batch: int,
     rank: int,
     world: int,
+    runs: int = 1,
     node_of_lane: Int64s | None = None,
     start: int = 0,
     pad: bool = False,
@@ -119,8 +120,9 @@ def rank_positions(
 
     Batch t is the positions ``start + t * global_batch`` and following (``start``: where a resumed epoch begins). They
     are ordered by the node their lane lives on (``node_of_lane``, shape ``(lanes,)``; None: one node) and cut into
-    ``world`` runs, of which the rank gets the ``rank``-th. With ``pad=True`` the last batch is filled up by positions
-    from ``order.total`` on: such a position p is a repeat of the sample at ``p % order.total``.
+    ``world`` runs, of which the rank gets the ``rank``-th (``runs``: and those behind it, so many in all). With
+    ``pad=True`` the last batch is filled up by positions from ``order.total`` on: such a position p is a repeat of the
+    sample at ``p % order.total``.
 
     Raises DataError for a batch that is not in the epoch, CountsUnknown for one that missing counts leave open.
     """
@@ -133,7 +135,7 @@ def rank_positions(
         if left <= 0:
             raise DataError(f"batch {batch_index} is not in epoch {order.epoch}, which has {order.total} samples")
         size = size if pad else min(size, left)
-    low, high = rank * size // world, (rank + 1) * size // world
+    low, high = rank * size // world, (rank + runs) * size // world
     if node_of_lane is None:
         return np.arange(first + low, first + high, dtype=np.int64)
     positions = np.arange(first, first + size, dtype=np.int64)

@@ -27,9 +27,7 @@ def check_dealt(rule: BatchRule, worker: Worker | None) -> None:
     found = _asked_by(sys._getframe(1))
     if found is None:
         return
-    rank, world = rule.place.rank, rule.place.world
-    share = (rank + 1) * rule.global_batch // world - rank * rule.global_batch // world
-    size = _batch_size(found)
+    share, size = rule.share, _batch_size(found)
     if size is None:
         if worker is not None and worker.count > 1 and share > 1:
             raise ConfigError(

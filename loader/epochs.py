@@ -17,6 +17,8 @@ class OrderSettings:
     """What fixes the order of a data set, recorded in every state.
 
     ``lanes`` (C), ``block_shards`` (K); ``cut``: lanes are cut by samples; ``exchange``: other lanes in each epoch.
+    ``table`` changes nothing of the order: it stands for the table of lanes and nodes that a state brought, which
+    is to be repaired (:meth:`loader.nodetables.NodeTables.remember`); 0: none.
     """
 
     seed: int
@@ -26,6 +28,7 @@ class OrderSettings:
     exchange: bool
     balance: Balance
     cut: bool
+    table: int = 0
 
 
 class Orders:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .order import EpochOrder
 from .passes import PassPlan
+from .permute import Int64s
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Lookahead:
     """Has the next blocks' shards counted (which fetches them), and asks the client for those that are counted.
 
     ``ahead``: how many shards beyond those in use are asked for. ``remote``: whether there is anything to fetch.
+    ``lanes``: those of the node, if it is not to have all. Counts are needed of all lanes.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Lookahead:
         *,
         ahead: int,
         remote: bool,
+        lanes: Int64s | None = None,
     ) -> None:
         self._plan = plan
         self._manifest = manifest
@@ -38,6 +41,7 @@ class Lookahead:
         self._client = client
         self._ahead = ahead
         self._remote = remote
+        self._lanes = lanes
         self._order: EpochOrder | None = None
         self._next = 0
         self._asked = np.zeros(len(manifest.shards), dtype=np.bool_)
@@ -55,7 +59,7 @@ class Lookahead:
             self._ask(order, min(position, order.settled))
 
     def _ask(self, order: EpochOrder, position: int) -> None:
-        uses = order.uses_from(position)
+        uses = order.uses_from(position, self._lanes)
         begun = int(np.searchsorted(uses.first, position, side="right"))
         wanted = uses.shard[: begun + self._ahead]
         wanted = wanted[~self._asked[wanted] & ~np.isin(wanted, self._leave_out)]

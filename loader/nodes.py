@@ -1,4 +1,4 @@
-"""Which node reads which lanes, and which run of a batch each rank takes. Pure.
+"""How many nodes a job has, which of them reads which lanes, and which run of a batch each rank takes. Pure.
 
 Nodes are named; the names are stable over restarts, rank numbers need not be. A *table* is one node name per lane. It
 is kept in the loader's state, so that a restart finds its lanes, hence its cached shards, where they were.
@@ -14,6 +14,51 @@ import numpy as np
 from cachefs.errors import ConfigError
 
 from .permute import Int64s
+
+
+def launched_nodes(launcher: Mapping[str, str], world: int) -> int:
+    """On how many nodes a launcher started the ``world`` ranks, in equal groups that follow one another; 1 if unsure.
+
+    ``launcher`` is what it tells all ranks alike (``cachefs.config.launcher_environment``). The number of nodes shapes
+    the order, by the default number of lanes, and who reads what; so it is never taken from what one node knows of
+    itself. torchrun's ``LOCAL_WORLD_SIZE`` and Slurm's ``SLURM_TASKS_PER_NODE`` of a node may differ between nodes, and
+    a rank cannot tell; how many groups of ranks there are (``GROUP_WORLD_SIZE``) torchrun's rendezvous has decided for
+    all. Where the ranks cannot be divided by that, and where these are not all of the launcher's ranks, every rank
+    finds so by the same numbers and takes one node.
+    """
+    if launcher.get("WORLD_SIZE") == str(world) and "GROUP_WORLD_SIZE" in launcher:
+        nodes = launcher["GROUP_WORLD_SIZE"]
+    elif launcher.get("SLURM_STEP_NUM_TASKS") == str(world) and _in_blocks(launcher.get("SLURM_DISTRIBUTION", "")):
+        nodes = launcher.get("SLURM_STEP_NUM_NODES", "")
+    else:
+        return 1
+    count = int(nodes) if nodes.isascii() and nodes.isdecimal() else 1
+    return count if count and world % count == 0 else 1
+
+
+def _in_blocks(distribution: str) -> bool:
+    """Whether Slurm numbers the tasks node after node: what it does unless told otherwise."""
+    return distribution.partition(":")[0] in ("", "block", "*")
+
+
+def grouped(world: int, names: Sequence[str]) -> tuple[str, ...]:
+    """The node of each of ``world`` ranks, in equal groups that follow one another: as many as there are names."""
+    return tuple(names[rank * len(names) // world] for rank in range(world))
+
+
+def unnamed(nodes: int) -> tuple[str, ...]:
+    """Names for nodes whose own nobody knows."""
+    return tuple(f"node-{number}" for number in range(nodes))
+
+
+def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """The same names, with a number behind each that came before: two groups of ranks on one machine are two nodes."""
+    met: Counter[str] = Counter()
+    out = []
+    for name in names:
+        met[name] += 1
+        out.append(name if met[name] == 1 else f"{name}#{met[name]}")
+    return tuple(out) if len(set(out)) == len(out) else unnamed(len(out))
 
 
 def ranks_of_nodes(node_of_rank: Sequence[str]) -> dict[str, int]:

@@ -156,6 +156,11 @@ class EpochOrder:
         """The lane that each global position is taken from."""
         return self._rounds.locate(self._checked(positions))[0]
 
+    def turns(self, position: int) -> tuple[int, int]:
+        """``(end, lanes)``: from ``position`` to before ``end`` so many lanes take turns, always the same ones."""
+        self._checked(np.array([position], dtype=np.int64))
+        return self._rounds.turns(position)
+
     def cursors(self, position: int) -> tuple[int, Int64s, Int64s]:
         """Where each lane stands when ``position`` samples have been taken: (next lane, block, offset in the block).
 

@@ -65,12 +65,24 @@ class Reach(Protocol[OrderT_co]):
 
 @dataclass(frozen=True)
 class BatchRule:
-    """How an epoch is cut into batches, for one rank."""
+    """How an epoch is cut into batches, for one rank. ``run``: which run of each it takes, by default the one of its
+    number."""
 
     global_batch: int
     place: Place
     drop_last: bool
     pad: bool
+    run: int = -1
+
+    def __post_init__(self) -> None:
+        if self.run < 0:
+            object.__setattr__(self, "run", self.place.rank)
+
+    @property
+    def share(self) -> int:
+        """How many samples of a whole batch are this rank's."""
+        world, size = self.place.world, self.global_batch
+        return (self.run + 1) * size // world - self.run * size // world
 
 
 @dataclass(frozen=True)
@@ -183,7 +195,7 @@ class PassPlan(Generic[OrderT]):
             self.reaching(first + rule.global_batch),
             0,
             global_batch=rule.global_batch,
-            rank=rule.place.rank,
+            rank=rule.run,
             world=rule.place.world,
             start=first,
             pad=rule.pad,
@@ -253,27 +265,49 @@ class PassPlan(Generic[OrderT]):
         return self.batches
 
     def _several(self, batches: range) -> tuple[list[Stamp], Int64s]:
-        """Stamps and positions of some batches. With one node all whole batches are the same run, moved along."""
+        """Stamps and positions of some batches."""
         whole = batches if self._is_whole(batches[-1]) else batches[:-1]
         stamps: list[Stamp] = []
         parts: list[Int64s] = []
         if len(whole):
-            first, step = self.positions(whole[0]), batches.step * self.rule.global_batch
-            ends = range(self._behind(whole[0]), self._behind(whole[-1]) + 1, step)
+            positions = self._whole(whole)
+            ends = range(self._behind(whole[0]), self._behind(whole[-1]) + 1, batches.step * self.rule.global_batch)
             stop = self.stop if self._cut_short else None
-            stamps = [Stamp(self.order.epoch, end, len(first), stop) for end in ends]
-            parts.append((first + np.arange(0, len(whole) * step, step, dtype=np.int64)[:, None]).ravel())
+            stamps = [Stamp(self.order.epoch, end, len(positions) // len(whole), stop) for end in ends]
+            parts.append(positions)
         for batch in batches[len(whole) :]:
             parts.append(self.positions(batch))
             stamps.append(self.stamp(batch, len(parts[-1])))
         return stamps, parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def _whole(self, batches: range) -> Int64s:
+        """Positions of some whole batches: with one node they are the same run, moved along."""
+        return self._moved(self.positions(batches[0]), len(batches), batches.step)
+
+    def _moved(self, positions: Int64s, times: int, step: int) -> Int64s:
+        """These positions so many times, each time ``step`` batches on."""
+        step *= self.rule.global_batch
+        out: Int64s = (positions + np.arange(0, times * step, step, dtype=np.int64)[:, None]).ravel()
+        return out
+
 
 class Prefetch:
-    """Asks the client for a pass's shards in order of first use, a window ahead of the position being read."""
+    """Asks the client for a pass's shards in order of first use, a window ahead of the position being read.
 
-    def __init__(self, client: Client, manifest: Manifest, order: EpochOrder, position: int, *, ahead: int) -> None:
-        uses = order.uses_from(position)
+    ``lanes``: those of the node, if it is not to have all.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        manifest: Manifest,
+        order: EpochOrder,
+        position: int,
+        *,
+        ahead: int,
+        lanes: Int64s | None = None,
+    ) -> None:
+        uses = order.uses_from(position, lanes)
         self._client = client
         self._manifest = manifest
         self._shard = uses.shard

@@ -125,7 +125,7 @@ class PlannedDataset(IterableDataset[Any]):
         Raises ``CountsUnknown``, a ``TypeError``, while a data set that is counted as it is read (``loader.manifest``)
         has shards that are not: see :meth:`count` and :meth:`estimated_len`. The same holds for :attr:`steps`.
         """
-        return self._definition.steps.samples(self._definition.place.rank)
+        return self._definition.steps.samples(self._definition.rule.run)
 
     @property
     def total(self) -> int:
@@ -151,7 +151,7 @@ class PlannedDataset(IterableDataset[Any]):
     def estimated_len(self) -> int:
         """About how many samples this rank yields in a whole epoch: exact once all shards are counted."""
         definition = self._definition
-        return definition.steps_of(definition.estimated_total()).samples(definition.place.rank)
+        return definition.steps_of(definition.estimated_total()).samples(definition.rule.run)
 
     @property
     def skipped(self) -> int:

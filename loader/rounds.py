@@ -52,6 +52,12 @@ class Rounds:
         out: Int64s = self._starts[stretch] + left * (offsets - self._floors[stretch]) + before
         return out
 
+    def turns(self, position: int) -> tuple[int, int]:
+        """``(end, lanes)``: from ``position`` to before ``end`` so many lanes take turns, always the same ones."""
+        stretch = int(np.searchsorted(self._starts, position, side="right")) - 1
+        end = int(self._starts[stretch + 1]) if stretch + 1 < len(self._starts) else self.total
+        return end, int(self._left[stretch])
+
     def taken(self, position: int) -> Int64s:
         """How many samples of each lane lie before ``position`` (0 <= position <= total), shape ``(lanes,)``."""
         if position >= self.total:

@@ -22,15 +22,21 @@ class Words(Protocol):
 class OrderWords:
     """:class:`Words` of the settings of one data set's order."""
 
-    count: Final = 4
+    count: Final = 5
 
     def pack(self, settings: OrderSettings) -> list[int]:
         flags = (settings.shuffle, settings.exchange, settings.balance == "samples", settings.cut)
         packed = sum(flag << bit for bit, flag in enumerate(flags))
-        return [signed(settings.seed), settings.lanes, settings.block_shards, packed | (settings.seed >= 0) << 4]
+        return [
+            signed(settings.seed),
+            settings.lanes,
+            settings.block_shards,
+            packed | (settings.seed >= 0) << 4,
+            settings.table,
+        ]
 
     def unpack(self, words: Sequence[int]) -> OrderSettings:
-        seed, lanes, blocks, flags = words
+        seed, lanes, blocks, flags, table = words
         shuffle, exchange, samples, cut, natural = (bool(flags >> bit & 1) for bit in range(5))
         return OrderSettings(
             seed=unsigned(seed) if natural else seed,
@@ -40,6 +46,7 @@ class OrderWords:
             exchange=exchange,
             balance="samples" if samples else "bytes",
             cut=cut,
+            table=table,
         )
 
 
