@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
@@ -20,6 +19,7 @@ from .dealing import check_whole
 from .formats import Format, Tokens
 from .members import MemberGather, reads_members
 from .mixturereader import SOURCE, MixtureReader
+from .mixturerows import JointPool
 from .permute import Int64s
 from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
@@ -117,21 +117,11 @@ def token_gather(reading: Reading, collate_fn: Collate | None) -> TokenGather | 
     if collate_fn is not None:
         return None
     reader, format = reading.reader, reading.format
-    if not isinstance(format, Tokens):
+    if not isinstance(format, Tokens) or not all(_gathers(format, recipe) for recipe in reader.recipes):
         return None
-    if not isinstance(reader, MixtureReader):
-        if not _gathers(format, reader.recipe):
-            return None
-        rows = reading.windows(format, reader.pool.capacity)
-        return TokenGather(format, reader.recipe, [(rows, reader.pool)])
-    parts = []
-    for number, source in enumerate(reader.sources):
-        if not _gathers(format, source.recipe):
-            return None
-        stored, pool = source.definition.format, source.pool
-        assert isinstance(stored, Tokens)  # a mixture has one format only if all its sources' samples are alike
-        parts.append((reading.windows(stored, pool.capacity, number), pool))
-    return TokenGather(format, reader.sources[0].recipe, parts, sources=reader.numbers if reader.ids else None)
+    pool = reader.pool if isinstance(reader, SampleReader) else reader.joint_pool()
+    numbers = reader.numbers if isinstance(reader, MixtureReader) and reader.ids else None
+    return TokenGather(format, reader.recipes[0], reading.windows(format, pool.capacity), pool, numbers)
 
 
 def _gathers(tokens: Tokens, recipe: Recipe) -> bool:
@@ -148,18 +138,19 @@ def _gathers(tokens: Tokens, recipe: Recipe) -> bool:
 class TokenGather:
     """Batches of token windows: ``tokens`` and ``labels`` of shape ``(samples, length)``.
 
-    ``parts``: what gathers the rows of each source, and its open shards; ``sources``: number each row's by these.
+    ``sources``: numbers of a mixture's sources, which the batches have then.
     """
 
     def __init__(
         self,
         format: Tokens,
         recipe: Recipe,
-        parts: list[tuple[WindowRows, ShardPool]],
-        *,
+        rows: WindowRows,
+        pool: ShardPool | JointPool,
         sources: Int64s | None = None,
     ) -> None:
-        self._of = parts
+        self._rows = rows
+        self._pool = pool
         self._ids = recipe.ids
         self._sources = sources
         self._repeats = recipe.repeats
@@ -183,11 +174,8 @@ class TokenGather:
         for name, at in self._parts:
             batch[name], array = allocate((rows, self._length), self._dtype)
             arrays.append((array, at))
-        if places.origin is None:
-            rows_of, pool = self._of[0]
-            rows_of.gather(places, arrays, pool)
-        else:
-            self._mix(places, places.origin.source, arrays)
+        joint = self._pool.places(places) if isinstance(self._pool, JointPool) else places
+        self._rows.gather(joint, arrays, self._pool)
         if self._ids:
             batch[ID] = torch.from_numpy(places.ids)
         if self._sources is not None and places.origin is not None:
@@ -197,16 +185,6 @@ class TokenGather:
                 np.zeros(rows, np.bool_) if places.repeat is None else places.repeat.copy()
             )
         return batch
-
-    def _mix(self, places: Places, source: Int64s, arrays: list[tuple[npt.NDArray[Any], int]]) -> None:
-        """Gather the rows of each source, and put them where they belong."""
-        for number, (rows, pool) in enumerate(self._of):
-            here = np.flatnonzero(source == number)
-            if len(here):
-                own = [(np.empty((len(here), self._length), self._dtype), at) for _, at in arrays]
-                rows.gather(places.taken(here), own, pool)
-                for (array, _), (part, _) in zip(arrays, own, strict=True):
-                    array[here] = part
 
     @property
     def sample_bytes(self) -> int:

@@ -24,15 +24,15 @@ from .counted import CountedShards
 from .decode import Decode
 from .epochcell import Base, Start
 from .epochs import Orders, OrderSettings
-from .formats import Format, Tokens
+from .formats import Format
 from .growing import GrowingOrders
+from .keptrows import KeepsRows
 from .lookahead import Lookahead
 from .manifest import Manifest, build_manifest
 from .manifest_file import SUFFIX, parse_manifest
 from .options import Options
 from .order import EpochOrder
 from .passes import BatchRule, PassPlan, Prefetch
-from .rowgather import WindowRows
 from .samples import Recipe, SampleReader
 from .settingwords import OrderWords
 from .shardstates import base_of, state_of
@@ -47,12 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("loader")
 
 _LEAST_AHEAD = 16
-_MOST_PLACED = 8192
-_LEAST_PLACED = 64
-"""Token shards that stay placed from pass to pass."""
 
 
-class Definition:
+class Definition(KeepsRows):
     """Options and what they lead to. Picklable (options permitting); a copy keeps what has been found so far."""
 
     def __init__(self, options: Options, client: Client | None) -> None:
@@ -65,7 +62,6 @@ class Definition:
         self._numbers = SharedNumbers()
         self._tally: Tally | None = None
         self._anchor: tuple[OrderSettings, int, Anchor] | None = None  # of which epoch
-        self._rows: tuple[int, int, WindowRows] | None = None  # process, capacity
         self.indexes = IndexCache()
 
     @property
@@ -128,11 +124,6 @@ class Definition:
         if tally is None:
             return listing
         return replace(listing, counts=tally.counts(), damaged=tally.damaged(), skipped=tally.skipped)
-
-    @property
-    def sources(self) -> tuple[Definition, ...]:
-        """What is read: this alone."""
-        return (self,)
 
     @property
     def format(self) -> Format:
@@ -286,25 +277,8 @@ class Definition:
             listing = replace(listing, format=listing.format.in_epoch(order.seed, order.epoch))
         return listing if self.tally is None else CountedShards(listing, self.tally, order.told())
 
-    def take_rows(self, format: Tokens, capacity: int) -> WindowRows:
-        """What gathers the windows of token files, for one pass; :meth:`keep_rows` takes it back."""
-        kept, self._rows = self._rows, None
-        if kept is not None and kept[0] == os.getpid():
-            if kept[1] >= capacity:
-                return kept[2]
-            kept[2].close()
-        manifest = self.listing
-        # a local file is not held from anyone by being mapped; what is mapped of the cache cannot be evicted
-        local = not any("://" in stat.url for stat in manifest.shards[:1])
-        slots = min(len(manifest.shards), _MOST_PLACED if local else max(2 * capacity, _LEAST_PLACED))
-        return WindowRows(format, manifest, self.client, capacity=max(slots, capacity))
-
-    def keep_rows(self, rows: WindowRows, capacity: int) -> None:
-        """Keep the placed shards for the next pass of this process."""
-        if self._rows is None:
-            self._rows = (os.getpid(), capacity, rows)
-        else:
-            rows.close()
+    def _windowed(self) -> tuple[Manifest, Client]:
+        return self.listing, self.client
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None, "_tally": None, "_orders": None}

@@ -14,21 +14,25 @@ from .definition import Definition
 from .epochcell import Base, Start
 from .epochs import Orders, OrderSettings
 from .formats import Format, Tokens
+from .keptrows import KeepsRows
 from .mixing import BLOCK, Mixing, exact_shares
 from .mixtureahead import MixtureAhead
 from .mixtureoptions import MixtureOptions
 from .mixtureorder import EpochCut, MixtureOrder, MixturePlan, MixtureSettings, MixtureWords, SourceOrders
 from .mixturereader import MixtureReader, SourceReader
+from .mixturerows import joint
 from .mixturestate import MixtureState, SourceState
 from .passes import BatchRule, PassPlan
 from .samples import Recipe
 from .workers import Place, find_place, parent_of_worker
 
 if TYPE_CHECKING:
+    from cachefs.client import Client
+
     from .manifest import Manifest
 
 
-class MixtureDefinition:
+class MixtureDefinition(KeepsRows):
     """A mixture as :class:`loader.plannable.Plannable`. ``sources``: those with a weight other than 0."""
 
     def __init__(self, options: MixtureOptions, sources: Sequence[Definition]) -> None:
@@ -119,17 +123,18 @@ class MixtureDefinition:
 
     @property
     def format(self) -> Format | None:
-        """Token files' if the samples of all sources are windows of one kind."""
-        formats = [source.format for source in self.sources]
-        recipes = self.recipes()
-        for format, recipe in zip(formats, recipes, strict=True):
-            if not isinstance(format, Tokens) or not isinstance(formats[0], Tokens):
+        """That of token files, where the samples of all sources are windows of one kind, and one client opens them."""
+        first, like = self.sources[0], self.recipes()[0]
+        if not isinstance(first.format, Tokens):
+            return None
+        for source, recipe in zip(self.sources, self.recipes(), strict=True):
+            client = source.client is first.client or source.client.settings == first.client.settings
+            if not client or source.format != first.format or (recipe.fields, recipe.ids) != (like.fields, like.ids):
                 return None
-            kind = (format.length, format.labels, format.delivered, recipe.fields, recipe.ids)
-            first = formats[0]
-            if kind != (first.length, first.labels, first.delivered, recipes[0].fields, recipes[0].ids):
-                return None
-        return formats[0]
+        return first.format
+
+    def _windowed(self) -> tuple[Manifest, Client]:
+        return joint(self.manifests), self.sources[0].client
 
     def recipes(self) -> list[Recipe]:
         """How each source's samples are made: as it says, with ids and marks of repeats as the mixture says."""

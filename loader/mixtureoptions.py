@@ -113,7 +113,7 @@ def by_name(argument: str, names: Sequence[str], values: Weights | None) -> tupl
                 hint="name each source in both; 0 leaves it out",
             )
         return tuple(values[name] for name in names)
-    if isinstance(values, str) or len(values) != len(names):
+    if len(values) != len(names):
         raise ConfigError(f"{argument}={values!r} is not one number for each of {len(names)} sources")
     return tuple(values)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from .mixturerows import JointPool, first_shards
 from .sample import Sample
 from .samples import Places, Recipe, SampleReader
 
@@ -79,9 +80,8 @@ class SourceReader:
             for other in done:
                 other.reader.close()
 
-    @property
     def pool(self) -> ShardPool:
-        """The open shards of the first epoch, for what hands out none of them; they stay open if :meth:`read` is not
+        """The open shards of one epoch, for who hands out none of them; they stay open if :meth:`read` is not
         called."""
         with self._turn(0) as reader:
             return reader.pool
@@ -111,20 +111,44 @@ class MixtureReader:
         """The same as copies of what is stored."""
         return self._read(places, SourceReader.read_untouched)
 
-    def _read(self, places: Places, read: Any) -> list[Any]:
+    def _read(self, places: Places, read: Callable[[SourceReader, int, Places], list[Any]]) -> list[Any]:
         origin = places.origin
         assert origin is not None  # of a mixture's plan
-        out: list[Any] = [None] * len(places.row)
-        for source, epoch in sorted(set(zip(origin.source.tolist(), origin.epoch.tolist(), strict=True))):
-            here = np.flatnonzero((origin.source == source) & (origin.epoch == epoch))
-            samples = read(self.sources[source], epoch, places.taken(here))
-            for at, sample in zip(here.tolist(), samples, strict=True):
-                if self.ids and isinstance(sample, Sample):
-                    sample[SOURCE] = int(self.numbers[source])
-                out[at] = sample
+        order = np.lexsort((origin.epoch, origin.source))
+        source, epoch = origin.source[order], origin.epoch[order]
+        ends = [*(np.flatnonzero(np.diff(source) | np.diff(epoch)) + 1).tolist(), len(order)]
+        shard, row, repeat = places.shard[order], places.row[order], places.repeat
+        repeat = repeat if repeat is None else repeat[order]
+        read_ones: list[Any] = []
+        for first, last in zip([0, *ends], ends, strict=False):
+            number, part = int(source[first]), slice(first, last)
+            own = Places(shard[part], row[part], None if repeat is None else repeat[part])
+            samples = read(self.sources[number], int(epoch[first]), own)
+            if self.ids:
+                _name(samples, int(self.numbers[number]))
+            read_ones += samples
+        out: list[Any] = [None] * len(order)
+        for at, sample in zip(order.tolist(), read_ones, strict=True):
+            out[at] = sample
         return out
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """What is done to the samples of each source."""
+        return [source.recipe for source in self.sources]
+
+    def joint_pool(self) -> JointPool:
+        """The open shards of all sources, as those of one data set."""
+        manifests = [source.definition.listing for source in self.sources]
+        return JointPool([source.pool() for source in self.sources], first_shards(manifests))
 
     def close(self) -> None:
         """Close all open shards. Idempotent."""
         for source in self.sources:
             source.close()
+
+
+def _name(samples: list[Any], source: int) -> None:
+    for sample in samples:
+        if isinstance(sample, Sample):
+            sample[SOURCE] = source

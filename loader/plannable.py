@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from .batches import Steps
-    from .definition import Definition
     from .epochcell import Base, Start
-    from .formats import Format
+    from .formats import Format, Tokens
     from .mixturereader import MixtureReader
     from .passes import BatchRule, Order, PassPlan
+    from .rowgather import WindowRows
     from .samples import SampleReader
     from .settingwords import Words
     from .workers import Place
@@ -72,10 +72,6 @@ class Plannable(Protocol):
     def format(self) -> Format | None:
         """The format of all samples, where they have one."""
 
-    @property
-    def sources(self) -> Sequence[Definition]:
-        """The data sets of shards that are read: itself, or several."""
-
     def settle(self) -> None:
         """Find now what workers would otherwise each find for themselves, and what a spawned one could not."""
 
@@ -105,3 +101,9 @@ class Plannable(Protocol):
 
     def prefetch(self, plan: PassPlan[Any]) -> Ahead | None:
         """What asks for the next shards; ``None`` where there is nothing to ask for."""
+
+    def take_rows(self, format: Tokens, capacity: int) -> WindowRows:
+        """What gathers the windows of token files, for one pass, with so many shards open at a time."""
+
+    def keep_rows(self, rows: WindowRows, capacity: int) -> None:
+        """Take it back, for the next pass."""

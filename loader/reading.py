@@ -61,16 +61,16 @@ class Reading:
         self._prefetch = definition.prefetch(self.plan)
         self._bad = 0
         self._counting = threading.Lock()
-        self._windows: dict[int, tuple[WindowRows, int]] = {}
+        self._windows: tuple[WindowRows, int] | None = None
         if worker is not None:
             sending()
 
-    def windows(self, format: Tokens, capacity: int, source: int = 0) -> WindowRows:
-        """What gathers the windows of token files, of one of the sources, made at first use and given back with the
-        pass. ``capacity``: how many shards are open at a time."""
-        if source not in self._windows:
-            self._windows[source] = self._definition.sources[source].take_rows(format, capacity), capacity
-        return self._windows[source][0]
+    def windows(self, format: Tokens, capacity: int) -> WindowRows:
+        """What gathers the windows of token files, made at first use and given back with the pass. ``capacity``: how
+        many shards are open at a time."""
+        if self._windows is None:
+            self._windows = self._definition.take_rows(format, capacity), capacity
+        return self._windows[0]
 
     def batches(self) -> Iterator[tuple[int, Stamp, Places]]:
         """Number, stamp and places of each batch of this worker's share."""
@@ -119,9 +119,9 @@ class Reading:
         self.reader.close()
         if self._prefetch is not None:
             self._prefetch.close()
-        while self._windows:
-            source, (rows, capacity) = self._windows.popitem()
-            self._definition.sources[source].keep_rows(rows, capacity)
+        windows, self._windows = self._windows, None
+        if windows is not None:
+            self._definition.keep_rows(*windows)
 
     def _with_stand_ins(self, batch: int, samples: list[Any], places: Places) -> list[Any]:
         """In a mixture a sample stands in for one of the same source only."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,17 @@ from .rowspace import RowSpace, supported
 if TYPE_CHECKING:
     from cachefs.client import Client, Shard
 
-    from .buffers import ShardPool
     from .manifest import Manifest
+    from .opening import OpenShard
     from .samples import Places
 
 Array = npt.NDArray[Any]
+
+
+class Opens(Protocol):
+    """What opens shards by number."""
+
+    def get(self, number: int) -> OpenShard: ...
 
 
 class WindowRows:
@@ -51,7 +57,7 @@ class WindowRows:
         self._unplaceable: set[int] = set()
         self._matrices: dict[int, Array] = {}
 
-    def gather(self, places: Places, parts: list[tuple[Array, int]], pool: ShardPool) -> None:
+    def gather(self, places: Places, parts: list[tuple[Array, int]], pool: Opens) -> None:
         """Fill each array ``(samples, length)`` of ``parts`` with the windows at ``places``, moved by so many tokens.
 
         A dtype other than the stored one is converted to. ``pool``: what shards are read through that cannot be placed.
@@ -189,7 +195,7 @@ def _range(capacity: int, largest: int, row: int) -> RowSpace | None:
     return None
 
 
-def _one_by_one(places: Places, parts: list[tuple[Array, int]], pool: ShardPool) -> None:
+def _one_by_one(places: Places, parts: list[tuple[Array, int]], pool: Opens) -> None:
     for to, (number, i) in enumerate(zip(places.shard.tolist(), places.row.tolist(), strict=True)):
         window = pool.get(number).source[i]
         for array, at in parts:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .batched import TokenGather, token_gather
-from .mixturereader import MixtureReader
 from .sample import Rows, Sample, Stamp
 from .samples import Places
 
@@ -19,11 +18,7 @@ if TYPE_CHECKING:
 
 def sample_lists(reading: Reading) -> Callable[[int, Stamp, Places], list[Any]]:
     """What makes the samples of one batch of a pass, from its number, stamp and places."""
-    reader = reading.reader
-    if isinstance(reader, MixtureReader):
-        return reading.samples
-    recipe = reader.recipe
-    if not (recipe.decode.keeps_arrays and not recipe.ids and not recipe.repeats):
+    if not all(recipe.decode.keeps_arrays and not recipe.ids and not recipe.repeats for recipe in reading.reader.recipes):
         return reading.samples
     gather = token_gather(reading, None)
     return reading.samples if gather is None else _RowSamples(gather)

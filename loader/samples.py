@@ -92,6 +92,11 @@ class SampleReader:
         self._untouched = pool.again()  # what repeats are copied from
         self._plain = recipe.transform is None and not recipe.ids and not recipe.repeats
 
+    @property
+    def recipes(self) -> list[Recipe]:
+        """What is done to samples, of one kind each."""
+        return [self.recipe]
+
     def read(self, places: Places) -> list[Any]:
         """The finished samples, in order.
 
