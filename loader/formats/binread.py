@@ -53,10 +53,13 @@ class _Cut:
 
 
 class BinReader:
-    """The bins of one open shard, in one epoch (``key``)."""
+    """The bins of one open shard, in one epoch (``key``). ``mask``: which tokens are to be learned."""
 
-    def __init__(self, documents: Documents, bins: Bins, outline: Outline, key: int | None) -> None:
+    def __init__(
+        self, documents: Documents, mask: Documents | None, bins: Bins, outline: Outline, key: int | None
+    ) -> None:
         self._documents = documents
+        self._mask = mask
         self._bins = bins
         self._outline = outline
         self._key = key
@@ -71,12 +74,15 @@ class BinReader:
         wanted = _Choice(fields)
         cut = self._cut(rows, url)
         out: dict[str, Any] = {}
-        if wanted(outline.field) or wanted("labels"):
-            tokens, following = self._gather(cut, url)
+        labelled = outline.labels is not None and wanted("labels")
+        if wanted(outline.field) or labelled:
+            runs, following = self._runs(self._documents, cut, url)
+            tokens = np.empty(len(rows) * length, outline.out)
+            self._join(runs, cut, tokens, url)
             if wanted(outline.field):
                 out[outline.field] = tokens.reshape(-1, length)
-            if outline.labels is not None and wanted("labels"):
-                out["labels"] = self._labels(cut, tokens, following).reshape(-1, length)
+            if labelled:
+                out["labels"] = self._labels(cut, tokens, following, url).reshape(-1, length)
         segments = cut.segments(length)
         sizes = np.append(segments[1:], len(rows) * length) - segments
         if outline.position_ids and wanted("position_ids"):
@@ -113,24 +119,18 @@ class BinReader:
         self._documents.pieces(np.array([doc]), none, none, url)  # says why
         raise FormatError(f"document {doc} is empty", url=url)
 
-    def _gather(self, cut: _Cut, url: str) -> tuple[npt.NDArray[Any], Int64s]:
-        """All tokens, bin after bin; and for pieces whose document goes on the token that follows, else the label to be
-        ignored."""
-        outline = self._outline
-        following = np.full(len(cut.docs), outline.ignore_index)
+    def _runs(self, documents: Documents, cut: _Cut, url: str) -> tuple[list[Row], dict[int, int]]:
+        """The values of each piece; and, by piece, the one that follows where labels need it: its document goes on."""
         sizes = cut.sizes
-        goes_on = None
-        if outline.labels == "next":
-            goes_on = cut.firsts + sizes < self._documents.lengths[cut.docs]
-            sizes = sizes + goes_on
-        runs = self._documents.pieces(cut.docs, cut.firsts, sizes, url)
-        if goes_on is not None and goes_on.any():
-            for k in np.flatnonzero(goes_on).tolist():
-                following[k] = runs[k][-1]
-                runs[k] = runs[k][:-1]
-        tokens = np.empty(len(cut.used) * outline.length, outline.out)
-        self._join(runs, cut, tokens, url)
-        return tokens, following
+        if self._outline.labels != "next":
+            return documents.pieces(cut.docs, cut.firsts, sizes, url), {}
+        goes_on = cut.firsts + sizes < documents.lengths[cut.docs]
+        runs = documents.pieces(cut.docs, cut.firsts, sizes + goes_on, url)
+        following = {}
+        for k in np.flatnonzero(goes_on).tolist():
+            following[k] = int(runs[k][-1])
+            runs[k] = runs[k][:-1]
+        return runs, following
 
     def _join(self, runs: list[Row], cut: _Cut, out: npt.NDArray[Any], url: str) -> None:
         outline = self._outline
@@ -152,19 +152,34 @@ class BinReader:
                 hint="choose another dtype in Packing(out=...)",
             ) from None
 
-    def _labels(self, cut: _Cut, tokens: npt.NDArray[Any], following: Int64s) -> Int64s:
+    def _labels(self, cut: _Cut, tokens: npt.NDArray[Any], following: dict[int, int], url: str) -> Int64s:
         outline = self._outline
         labels = np.empty(len(tokens), np.int64)
-        if outline.labels == "next":
-            labels[:-1] = tokens[1:]
-            labels[cut.begins + cut.sizes - 1] = following
-        else:
-            labels[:] = tokens
-            labels[cut.begins] = outline.ignore_index
-        rows = labels.reshape(-1, outline.length)
-        for row, used in zip(rows, cut.used.tolist(), strict=True):
+        self._aim(labels, tokens, cut, following, outline.ignore_index)
+        if self._mask is not None:
+            runs, following = self._runs(self._mask, cut, url)
+            learned, aimed = np.zeros(len(tokens), np.bool_), np.empty(len(tokens), np.bool_)
+            for begin, run in zip(cut.begins.tolist(), runs, strict=True):
+                learned[begin : begin + len(run)] = run
+            self._aim(aimed, learned, cut, following, False)
+            labels[~aimed] = outline.ignore_index
+        for row, used in zip(labels.reshape(-1, outline.length), cut.used.tolist(), strict=True):
             row[used:] = outline.ignore_index
         return labels
+
+    def _aim(
+        self, out: npt.NDArray[Any], values: npt.NDArray[Any], cut: _Cut, following: dict[int, int], nothing: int
+    ) -> None:
+        """What each token is told to be followed by; what stands under padding does not count."""
+        if self._outline.labels == "next":
+            out[:-1] = values[1:]
+            out[cut.begins + cut.sizes - 1] = nothing
+            if following:
+                pieces = list(following)
+                out[cut.begins[pieces] + cut.sizes[pieces] - 1] = list(following.values())
+        else:
+            out[:] = values
+            out[cut.begins] = nothing
 
 
 class _Choice:

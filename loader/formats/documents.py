@@ -33,12 +33,14 @@ class Found(NamedTuple):
 @dataclass(frozen=True)
 class DocumentField:
     """Where documents are: in ``field`` of a sample of ``format``. ``dtype``: of the tokens, where the field is bytes;
-    ``eos_id``: the token that ends a document, where a field holds several."""
+    ``eos_id``: the token that ends a document, where a field holds several. ``mask``: whether it says something of the
+    tokens in another field, one for one, and may hold booleans."""
 
     format: Format
     field: str
-    dtype: str | None
-    eos_id: int | None
+    dtype: str | None = None
+    eos_id: int | None = None
+    mask: bool = False
 
     @cached_property
     def wanted(self) -> frozenset[str]:
@@ -99,7 +101,7 @@ class DocumentField:
         out = []
         for i, value in zip(numbers, values, strict=True):
             try:
-                out.append(_as_row(value, kind, self.dtype))
+                out.append(_as_row(value, kind, self.dtype, "iub" if self.mask else "iu"))
             except ValueError as e:
                 raise FormatError(f"field {self.field!r} of sample {i} {e}", url=url) from None
         return out
@@ -124,8 +126,9 @@ class DocumentField:
         return np.diff(ends).tolist() if len(ends) > 1 else [0]
 
 
-def _as_row(value: Any, kind: str, dtype: str | None) -> Row:
-    """A field's value as a 1-D array of integers; a null as an empty one. ``ValueError`` says what else it is."""
+def _as_row(value: Any, kind: str, dtype: str | None, kinds: str) -> Row:
+    """A field's value as a 1-D array of numpy's ``kinds``; a null as an empty one. ``ValueError`` says what else it
+    is."""
     if value is None:
         return np.empty(0, np.int64)
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
@@ -141,7 +144,7 @@ def _as_row(value: Any, kind: str, dtype: str | None) -> Row:
             raise ValueError(f"holds {kind!r} data, no tokens")
     elif isinstance(value, list):
         value = np.array(value) if value else np.empty(0, np.int64)
-    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iu":
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
         what = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(f"is no row of integers but {what}")
     return value
@@ -199,7 +202,13 @@ class Documents:
         known = self._sizes[samples].tolist()
         for i, row, size, a, n in zip(samples.tolist(), rows, known, at.tolist(), sizes.tolist(), strict=True):
             if len(row) != size:
-                was = f"has {len(row)} tokens, it had {size}" if size >= 0 else "could not be read"
-                raise FormatError(f"sample {i} {was} when the shard was indexed", url=url)
+                raise FormatError(self._other(i, len(row), size), url=url)
             out.append(row[a : a + n])
         return out
+
+    def _other(self, i: int, there: int, known: int) -> str:
+        if known < 0:
+            return f"sample {i} could not be read when the shard was indexed"
+        if self._field.mask:
+            return f"field {self._field.field!r} of sample {i} has {there} values for {known} tokens"
+        return f"sample {i} has {there} tokens, it had {known} when the shard was indexed"

@@ -48,8 +48,9 @@ class Packing(View):
     * the tokens, under the name ``field``, as ``out``; behind the last document ``pad_id``;
     * ``labels`` (int64): for each token the next one of its document, also where that lies in another sample;
       ``ignore_index`` for the last token of a document, and for padding. With ``labels="same"`` the token itself, as
-      models want it that move labels by themselves (Hugging Face): ``ignore_index`` for the first token of each
-      segment, which has nothing before it to be told from, and for padding. ``labels=False``: no such field;
+      models want it that move labels by themselves (Hugging Face's); ``ignore_index`` for the first token of each
+      segment, which has nothing before it to be told from, and for padding. ``mask`` names a field with a number or
+      boolean for each token: where that is 0, the token is nobody's label. ``labels=False``: no such field;
     * ``position_ids`` (int32): 0, 1, 2 ... in each segment, unless they are ``False``;
     * with ``document_ids=True`` ``document_ids`` (int32): the number of the token's segment in the sample, -1 for
       padding;
@@ -67,6 +68,7 @@ class Packing(View):
     eos_id: int | None = None
     pad_id: int = 0
     labels: bool | Literal["same"] = True
+    mask: str | None = None
     position_ids: bool = True
     document_ids: bool = False
     ignore_index: int = -100
@@ -162,6 +164,11 @@ class Packed(Derived):
         return DocumentField(self.inner, self.inner.canonical(it.field), it.dtype, it.eos_id)
 
     @cached_property
+    def _mask(self) -> DocumentField | None:
+        name = self.packing.mask
+        return None if name is None else DocumentField(self.inner, self.inner.canonical(name), mask=True)
+
+    @cached_property
     def _outline(self) -> Outline:
         it = self.packing
         labels: Literal["next", "same"] | None = "same" if it.labels == "same" else "next" if it.labels else None
@@ -182,10 +189,9 @@ class Packed(Derived):
     ) -> Opened:
         opened = Derived.open(self, objects, url, index=index, unpacked=unpacked, part=part)
         index = opened.index
-        documents = Documents(
-            self.documents, Opened(opened.source, index.inner), Found(index.bins.lengths, index.documents)
-        )
-        reader = BinReader(documents, index.bins, self._outline, self.key)
+        stored, found = Opened(opened.source, index.inner), Found(index.bins.lengths, index.documents)
+        mask = None if self._mask is None else Documents(self._mask, stored, found)
+        reader = BinReader(Documents(self.documents, stored, found), mask, index.bins, self._outline, self.key)
         private = opened.private_bytes + _PIECE_BYTES * len(index.bins.lengths)
         return Opened(_Source(opened.source, reader), index, private)
 

@@ -237,6 +237,39 @@ def test_labels_for_models_that_move_them(folder: Path) -> None:
         assert sample["labels"].tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("labels", [True, "same"])
+@pytest.mark.parametrize("name", ["jsonl", "parquet", "npz"])
+def test_labels_of_what_is_to_be_learned_alone(tmp_path: Path, labels: Any, name: str) -> None:
+    """A mask says which tokens those are: here the odd ones."""
+    docs = documents(1)[0] if name != "npz" else [list(range(20 * i + 1, 20 * i + 20)) for i in range(5)]
+    masks = [[token % 2 == 1 for token in doc] for doc in docs]
+    if name == "jsonl":
+        rows = [json.dumps({"tokens": doc, "loss": mask}) for doc, mask in zip(docs, masks, strict=True)]
+        (tmp_path / "0.jsonl").write_text("\n".join(rows))
+    elif name == "parquet":
+        pq.write_table(
+            pa.table({"tokens": docs, "loss": [[int(x) for x in mask] for mask in masks]}), tmp_path / "0.parquet"
+        )
+    else:
+        np.savez(tmp_path / "0.npz", tokens=np.array(docs), loss=np.array(masks))
+    plain, masked = (
+        list(dataset(tmp_path, "*", packing=packing(labels=labels, mask=mask), shuffle=False))
+        for mask in (None, "loss")
+    )
+    learned = 0
+    for one, other in zip(plain, masked, strict=True):
+        assert one["tokens"].tolist() == other["tokens"].tolist()
+        assert [x if x % 2 == 1 else -100 for x in one["labels"].tolist()] == other["labels"].tolist()
+        learned += int((other["labels"] >= 0).sum())
+    assert learned
+
+
+def test_a_mask_of_another_length_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_text('{"tokens": [1, 2, 3], "loss": [1]}\n')
+    with pytest.raises(FormatError, match="'loss' of sample 0 has 1 values for 3 tokens"):
+        list(dataset(tmp_path, "*.jsonl", packing=packing(mask="loss")))
+
+
 def together(ds: ShardDataset) -> list[tuple[int, ...]]:
     """Which documents share a sample, by their first tokens."""
     return [tuple(sample["tokens"][sample["cu_seqlens"][:-1]].tolist()) for sample in ds]
