@@ -11,9 +11,11 @@ from .definition import Definition
 from .formats import Format, resolve
 from .formats.packing import Packing
 from .formats.where import Predicate, Where, as_where
+from .lanes import Balance
 from .manifest import Manifest
 from .manifest_file import save_manifest
-from .options import Options, as_fields, as_names
+from .nodetables import Nodes
+from .options import Options, as_fields, as_names, as_nodes
 from .planned import PlannedDataset
 from .samples import Transform
 from .sources import Source
@@ -40,7 +42,10 @@ class ShardDataset(PlannedDataset):
     ``decode``: see :mod:`loader.decode`. ``ids`` adds ``__id__`` (shard number << 32 | number in the shard).
     ``rank`` and ``world_size`` are data-parallel; by default those of ``torch.distributed`` if it is initialised, else
     of the environment; or a ``mesh`` whose (``dp``) dimension splits the data. ``lanes``, ``block_shards``,
-    ``exchange``: how wide the order mixes (``loader.lanes``, ``loader.order``). ``on_error="skip"``: a damaged sample
+    ``exchange``: how wide the order mixes (``loader.lanes``, ``loader.order``). ``balance``: what lanes have equally
+    much of, ``"bytes"`` or (where counts are known from the beginning) ``"samples"``. ``nodes``: on which node each
+    rank is, so that a node reads its own lanes: the name of each rank's node, or how many nodes there are, each with as
+    many ranks in a row; by default as torchrun or Slurm tells (``loader.nodes``). ``on_error="skip"``: a damaged sample
     is replaced by the last good one of its batch and counted in :attr:`skipped`; a tar that cannot be indexed counts
     as empty. ``where``: an Arrow expression, or :class:`loader.Where` of a function: the samples that are kept
     (:mod:`loader.formats.where`). ``client``: a :class:`cachefs.Client`; by default one with the settings of the
@@ -82,6 +87,8 @@ class ShardDataset(PlannedDataset):
         global_batch_size: int | None = None,
         where: Where | Predicate | None = None,
         packing: Packing | None = None,
+        nodes: Nodes = None,
+        balance: Balance = "bytes",
     ) -> None:
         options = Options(
             source=as_names(source),
@@ -103,6 +110,8 @@ class ShardDataset(PlannedDataset):
             block_shards=block_shards,
             exchange=exchange,
             on_error=on_error,
+            nodes=as_nodes(nodes),
+            balance=balance,
             views=tuple(view for view in (as_where(where), packing) if view is not None),
         )
         super().__init__(Definition(options, client))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.ma  # noqa: F401 - np.unique imports it at first use, which in forked workers comes in every epoch
 
 from cachefs.client import connect  # here, not at first use, for the same reason
+from cachefs.errors import ConfigError
 
 from .anchors import Anchor
 from .batches import Positions, Steps, about_steps, steps
@@ -30,6 +31,8 @@ from .keptrows import KeepsRows
 from .lookahead import Lookahead
 from .manifest import Manifest, build_manifest
 from .manifest_file import SUFFIX, parse_manifest
+from .nodeplan import NodePlan
+from .nodetables import NodeTables
 from .options import Options
 from .order import EpochOrder
 from .passes import BatchRule, PassPlan, Prefetch
@@ -62,6 +65,7 @@ class Definition(KeepsRows):
         self._numbers = SharedNumbers()
         self._tally: Tally | None = None
         self._anchor: tuple[OrderSettings, int, Anchor] | None = None  # of which epoch
+        self.nodes = NodeTables(options.nodes)
         self.indexes = IndexCache()
 
     @property
@@ -177,7 +181,8 @@ class Definition(KeepsRows):
 
     @property
     def rule(self) -> BatchRule:
-        return BatchRule(self.global_batch, self.place, self.options.drop_last, self.options.pad)
+        place = self.place
+        return BatchRule(self.global_batch, place, self.options.drop_last, self.options.pad, self.nodes.run(place))
 
     @property
     def steps(self) -> Steps:
@@ -204,7 +209,7 @@ class Definition(KeepsRows):
 
     def orders(self, settings: OrderSettings | None) -> Orders | GrowingOrders:
         """The orders under the settings of a state, or those that the options lead to."""
-        key = settings if settings is not None else self.global_batch
+        key = settings if settings is not None else (self.global_batch, self.nodes.count(self.place))
         if self._orders is None or self._orders[0] != key:
             self._orders = (key, self._made(settings))
         return self._orders[1]
@@ -225,15 +230,22 @@ class Definition(KeepsRows):
 
     def _begin(self) -> Orders:
         options, listing = self.options, self.listing
+        if options.balance == "samples" and listing.progressive:
+            raise ConfigError(
+                'balance="samples" needs the shards\' sample counts, and this data set is counted while it is read',
+                hint='use balance="bytes"',
+            )
         return Orders.begin(
             listing.counts,
             listing.sizes,
             batch=self.global_batch,
+            nodes=self.nodes.count(self.place),
             lanes=options.lanes,
             seed=options.seed,
             block_shards=options.block_shards,
             shuffle=options.shuffle,
             exchange=options.exchange,
+            balance=options.balance,
             cut=False if listing.progressive else None,
         )
 
@@ -256,9 +268,14 @@ class Definition(KeepsRows):
 
     def plan(self, start: Start) -> PassPlan[EpochOrder]:
         """The pass that begins there. Does not wait for counts."""
+        place = self.place
+        self.nodes.tell(place)
         order = self.order(start.base.settings, start.epoch, first=start.position)
         reach = None if self.tally is None else partial(self.order, start.base.settings, start.epoch)
-        return PassPlan(order, self.rule, start.position, start.stop, reach)
+        split = self.nodes.split(place, self.settings(start.base.settings))
+        if split is None:
+            return PassPlan(order, self.rule, start.position, start.stop, reach)
+        return NodePlan(order, self.rule, start.position, start.stop, reach, split=split)
 
     def reader(self, plan: PassPlan[EpochOrder], *, shared: bool = False) -> SampleReader:
         """A reader with fresh maps for one pass; the caller's to close. ``shared``: several threads may use it."""
@@ -287,12 +304,14 @@ class Definition(KeepsRows):
         """What asks for the next shards; ``None`` where they are local files whose counts are known, or no objects."""
         listing = self.listing
         remote = any("://" in stat.url for stat in listing.shards[:1]) and not listing.format.folder
-        ahead = max(_LEAST_AHEAD, 2 * plan.order.plan.lanes)
+        lanes = plan.lanes() if isinstance(plan, NodePlan) else None
+        ahead = max(_LEAST_AHEAD, 2 * (plan.order.plan.lanes if lanes is None else len(lanes)))
         if self.tally is not None:
-            return Lookahead(plan, listing, self.tally, self.client, ahead=ahead, remote=remote)
+            return Lookahead(plan, listing, self.tally, self.client, ahead=ahead, remote=remote, lanes=lanes)
         if not remote:
             return None
-        return Prefetch(self.client, listing, plan.order, min(plan.position, plan.order.total), ahead=ahead)
+        begin = min(plan.position, plan.order.total)
+        return Prefetch(self.client, listing, plan.order, begin, ahead=ahead, lanes=lanes)
 
     @property
     def recipe(self) -> Recipe:
@@ -312,3 +331,8 @@ class Definition(KeepsRows):
         """Find now what workers would otherwise each find for themselves, and what a spawned one could not."""
         self._settled = (os.getpid(), self.place)
         self.orders(None)
+        self.workers_start()
+
+    def workers_start(self) -> None:
+        """Find what DataLoader workers cannot ask for: they share no connection with the process that starts them."""
+        self.nodes.hand(self.place)

@@ -146,6 +146,9 @@ class MixtureDefinition(KeepsRows):
         self._settled = (os.getpid(), self.place)
         _ = self.manifests
 
+    def workers_start(self) -> None:
+        """Nothing: a mixture's batches are not divided among nodes."""
+
     # --- the order ---
 
     @property

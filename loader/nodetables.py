@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 
 from cachefs.config import launcher_environment
-from cachefs.errors import ConfigError, StateError
+from cachefs.errors import ConfigError, NearflashError, StateError
 from cachefs.hashing import name_digest
 
 from .epochs import OrderSettings
@@ -90,7 +90,7 @@ class NodeTables:
         self._previous: dict[int, Table] = {}
         self._agreed: dict[tuple[int, int], Table] = {}
         self._told: tuple[int, int, int] | None = None  # process, ranks, nodes
-        self._handed: Table | None = None  # names, to workers
+        self._handed: Table | NearflashError | None = None  # names, to workers
         self._runs: Int64s | None = None
         self._last: tuple[Any, Table] | None = None  # the table made last, and of what
 
@@ -145,9 +145,14 @@ class NodeTables:
         self._told = told
 
     def hand(self, place: Place) -> None:
-        """Agree on names for the workers that are about to be started."""
-        if find_worker() is None and self.count(place) > 1:
-            self._handed = self._names(place)
+        """Agree on names for the workers that are about to be started. They raise what goes wrong here: an error in
+        what is called before a fork reaches nobody."""
+        if find_worker() is not None:
+            return
+        try:
+            self._handed = self._names(place) if self.count(place) > 1 else None
+        except NearflashError as e:
+            self._handed = e
 
     def _names(self, place: Place) -> Table | None:
         """The nodes' names as all ranks see them; ``None`` in a worker that was not handed any.
@@ -157,6 +162,8 @@ class NodeTables:
         if isinstance(self._nodes, Sequence):
             return tuple(ranks_of_nodes(self._of_ranks(place, None)))
         if find_worker() is not None:
+            if isinstance(self._handed, NearflashError):
+                raise self._handed
             return self._handed
         key = (place.world, self.count(place))
         if key not in self._agreed:

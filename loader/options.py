@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from cachefs.errors import ConfigError
 from .decode import Decode, DecodeOption
 from .formats import Format
 from .formats.derived import View
+from .lanes import Balance
+from .nodetables import Nodes
 from .samples import Transform
 from .sources import Source
 from .statefields import is_seed
@@ -43,6 +45,8 @@ class Options:
     on_error: Literal["raise", "skip"]
     views: tuple[View, ...] = ()
     """What samples are made of those that are stored, one after the other (:mod:`loader.formats.derived`)."""
+    nodes: Nodes = None
+    balance: Balance = "bytes"
 
     def __post_init__(self) -> None:
         if (self.batch_size is None) == (self.global_batch_size is None):
@@ -57,6 +61,9 @@ class Options:
             raise ConfigError(f"on_error={self.on_error!r} is neither 'raise' nor 'skip'")
         if self.transform is not None and not _takes_two(self.transform):
             raise ConfigError("transform is called as transform(sample, rng)", hint="let it take two arguments")
+        if self.balance not in ("bytes", "samples"):
+            raise ConfigError(f"balance={self.balance!r} is neither 'bytes' nor 'samples'")
+        _check_nodes(self.nodes)
         for view in self.views:
             if not isinstance(view, View):
                 raise ConfigError(f"{view!r} is no view of a format's samples")
@@ -75,6 +82,21 @@ def as_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r} is one name", hint=f"write fields=[{fields!r}]")
     return None if fields is None else tuple(fields)
+
+
+def as_nodes(nodes: Nodes) -> Nodes:
+    """Names as a tuple. Raises ConfigError for what has no order, or is one name."""
+    if nodes is None or isinstance(nodes, int):
+        return nodes
+    if isinstance(nodes, str | Set) or not all(isinstance(name, str) and name for name in nodes):
+        raise ConfigError(f"nodes={nodes!r} is not a list of names", hint="name the node of each data-parallel rank")
+    return tuple(nodes)
+
+
+def _check_nodes(nodes: Nodes) -> None:
+    count = 1 if nodes is None else nodes if isinstance(nodes, int) else len(nodes)
+    if isinstance(nodes, bool) or count < 1:
+        raise ConfigError(f"nodes={nodes!r} is neither a number of nodes nor the node of each rank")
 
 
 def _takes_two(function: Any) -> bool:

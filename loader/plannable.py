@@ -75,6 +75,9 @@ class Plannable(Protocol):
     def settle(self) -> None:
         """Find now what workers would otherwise each find for themselves, and what a spawned one could not."""
 
+    def workers_start(self) -> None:
+        """Workers are about to be started: find what none of them could."""
+
     # --- the order ---
 
     def order(self, settings: Any, epoch: int, *, first: int = 0, upto: int = 0) -> Order:

@@ -46,7 +46,7 @@ class PlannedDataset(IterableDataset[Any]):
         super().__init__()
         self._definition = definition
         self._cell = EpochCell(words=definition.words)
-        self.team = Team(self._cell)  #: for DataLoader's workers (loader.teams)
+        self.team = Team(self._cell, prepare=definition.workers_start)  #: for DataLoader's workers (loader.teams)
         self._iterations = 0  # how many iterators were made of it here, and where it was copied from
         self._claim: Start | None = None
         self._replaced: Start | None = None  # in a worker: the claim that a state was loaded over
@@ -275,7 +275,7 @@ class PlannedDataset(IterableDataset[Any]):
     # --- between processes ---
 
     def __getstate__(self) -> dict[str, Any]:
-        team = Team(self._cell)
+        team = Team(self._cell, prepare=self._definition.workers_start)
         if get_spawning_popen() is not None:
             self._definition.settle()
             team = self.team.copy_for(self._cell)

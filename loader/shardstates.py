@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cachefs.errors import StateError
@@ -32,7 +33,8 @@ def _orders(definition: Definition, base: Base, upto: int) -> OrderOf:
 def state_of(definition: Definition, base: Base) -> dict[str, Any]:
     """The state of a run that goes on at ``base``."""
     listing, settings = definition.listing, definition.settings(base.settings)
-    state = LoaderState(listing.digest, settings, 0, 0, 0, (), progressive=listing.progressive)
+    table = definition.nodes.table(definition.place, settings)
+    state = LoaderState(listing.digest, settings, 0, 0, 0, (), table, progressive=listing.progressive)
     orders = _orders(definition, base, base.position + 1)
     out = state.at(orders, base.epoch, base.position, base.stop).to_dict()
     if base.stop is not None:
@@ -43,6 +45,7 @@ def state_of(definition: Definition, base: Base) -> dict[str, Any]:
 def base_of(definition: Definition, raw: Mapping[str, Any]) -> Base:
     """The base that a state names, checked against the data. Raises ``StateError``."""
     state = LoaderState.from_dict(raw, data=definition.listing.digest)
+    state = replace(state, settings=replace(state.settings, table=definition.nodes.remember(state.table)))
     stop = raw.get(STOP)
     if state.progressive != definition.listing.progressive:
         raise StateError("the loader state does not say what states of this data set do", hint="the state is damaged")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from .calls import callers
@@ -28,10 +29,14 @@ _ATTRIBUTE: Final = "team"
 
 
 class Team:
-    """The workers of the latest iterator over a data set: what the process that starts them and they share."""
+    """The workers of the latest iterator over a data set: what the process that starts them and they share.
 
-    def __init__(self, cell: EpochCell, start: Start | None = None) -> None:
+    ``prepare`` is called before the first of them is started.
+    """
+
+    def __init__(self, cell: EpochCell, start: Start | None = None, prepare: Callable[[], None] | None = None) -> None:
         self._cell = cell
+        self._prepare = prepare
         self._iterator: weakref.ref[Any] | None = None
         self._begun: Start | None = None
         self._sent = start
@@ -42,6 +47,9 @@ class Team:
             self._cell.own()
             self._begun = self._cell.begin(None)
             self._iterator = weakref.ref(iterator)
+            self._sent = self._begun
+            if self._prepare is not None:
+                self._prepare()
         self._sent = self._begun
 
     def sent(self) -> None:
@@ -66,7 +74,7 @@ class Team:
         iterator = _starting()
         if iterator is not None and getattr(iterator._dataset, _ATTRIBUTE, None) is self:
             self.send(iterator)
-        return Team(cell, self.take())
+        return Team(cell, self.take(), self._prepare)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterator": None, "_begun": None}
