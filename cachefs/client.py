@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import protocol
 from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
 from .connection import Connection, unexpected
+from .declaring import Terms, declare, default_job, progress
 from .errors import Changed
 from .forklock import ForkLock
 from .local import LocalShard, list_folder, read_file, stat_file
@@ -128,6 +129,37 @@ class Client:
         wanted = [item for item in map(_item, urls) if item is not None]
         for start in range(0, len(wanted), protocol.PAGE_ITEMS):
             self._session().call(protocol.Prefetch(wanted[start : start + protocol.PAGE_ITEMS]))
+
+    def plan(
+        self,
+        name: str,
+        objects: Sequence[ObjectStat],
+        uses: Sequence[tuple[int, int, int]],
+        *,
+        position: int = 0,
+        job: str | None = None,
+        share: float = 1.0,
+    ) -> bool:
+        """Declare what this process will read, so that the daemon brings it in ahead of need and keeps what pays most.
+
+        ``uses`` are ``(number in objects, first position, last position)``: the object is read between these positions
+        of a count of the caller's own (samples, batches), which :meth:`progress` goes by; ``position`` is where it
+        stands. Declare the next epoch's uses too: what they need is worth keeping. ``objects`` are as a listing gave
+        them; local ones are left out. A later plan of this ``name`` takes its place, one without objects ends it, and
+        so does :meth:`close`.
+
+        Processes of one ``job`` (default: what the launcher names so, else this process group) that declare the same
+        share one plan, which is where the last of them is. Each job gets its part of the cache by ``share``, and what
+        others do not use. False if the daemon takes no plan (an older one, or one that holds too many):
+        :meth:`prefetch` then.
+        """
+        terms = Terms(name, position, default_job() if job is None else job, share)
+        return declare(self._session(), terms, objects, uses)
+
+    def progress(self, name: str, position: int) -> bool:
+        """The next that is read of plan ``name`` is ``position``. False if the daemon does not know the plan: declare
+        it anew (another daemon may have taken over)."""
+        return progress(self._session(), name, position)
 
     def entries(self) -> builtins.list[EntryInfo]:
         """All objects in the node's cache."""

@@ -52,6 +52,8 @@ class Connection:
     def __init__(self, sock: socket.socket, clock: Clock = SYSTEM_CLOCK) -> None:
         self.until = math.inf
         """The moment (monotonic) at which sending and receiving end, however long the daemon may be silent."""
+        self.version = VERSIONS[0]
+        """Of the protocol that the daemon agreed to."""
         self._clock = clock
         self._sock = sock
         weakref.finalize(self, sock.close)  # a client that is dropped without a close is no mistake worth a warning
@@ -201,6 +203,7 @@ def connect_socket(
         welcome, _ = connection.receive(timeout=max(0.001, deadline - clock.monotonic()))
         if not isinstance(welcome, Welcome) or welcome.version not in VERSIONS:
             raise ProtocolMismatch("the daemon answers in another protocol", url=str(path), hint="cachefs stop")
+        connection.version = welcome.version
     except BaseException:
         sock.close()
         raise

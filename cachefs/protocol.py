@@ -20,8 +20,9 @@ from .errors import CacheError, ConfigError, NearflashError
 from .frames import frame
 from .shard import ObjectStat
 
-VERSIONS = (2,)
-"""Protocol versions that this code speaks, newest first."""
+VERSIONS = (3, 2)
+"""Protocol versions that this code speaks, newest first. 3 has :class:`Plan` and :class:`Progress`."""
+WITH_PLANS = 3
 PAGE_ITEMS = 1000
 """Lists are sent in pages of this many, to fit into frames."""
 
@@ -108,6 +109,33 @@ class Prefetch(msgspec.Struct, frozen=True, tag_field="t", tag="prefetch"):
     items: list[Item]
 
 
+class Plan(msgspec.Struct, frozen=True, tag_field="t", tag="plan"):
+    """A piece of a plan, which takes the place of the session's former one of this ``name``. Answered by
+    :class:`Planned`.
+
+    First comes an offer without content: sessions that offer plans of one ``job`` and ``digest`` share one, which is
+    sent once. The pieces follow in order; ``start`` counts the objects and uses in those before. ``uses`` are (number
+    of the object in the plan, first position, last position). An empty ``digest`` withdraws the plan.
+    """
+
+    name: str
+    digest: str
+    job: str = ""
+    share: float = 1.0
+    position: int = 0
+    start: int = 0
+    objects: list[Item] = []
+    uses: list[tuple[int, int, int]] = []
+    last: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True, tag_field="t", tag="progress"):
+    """The reader of a plan is about to read ``position``. Answered by :class:`Planned`."""
+
+    name: str
+    position: int
+
+
 class List(msgspec.Struct, frozen=True, tag_field="t", tag="list"):
     url: str
     delimiter: bool = False
@@ -184,6 +212,13 @@ class Done(msgspec.Struct, frozen=True, tag_field="t", tag="done"):
     pass
 
 
+class Planned(msgspec.Struct, frozen=True, tag_field="t", tag="planned"):
+    """``state`` is "known" (nothing more to send), "more" (the next piece), "lost" (send it from the beginning: the
+    daemon is another one, or the pieces do not fit together) or "refused" (it holds too much already)."""
+
+    state: str
+
+
 class StatPage(msgspec.Struct, frozen=True, tag_field="t", tag="stats_page"):
     items: list[ObjectStat]
     last: bool = True
@@ -227,8 +262,10 @@ class Failed(msgspec.Struct, frozen=True, tag_field="t", tag="failed"):
 
 
 OfLease = Wait | Release | Attachment | Attach
-Request = Hello | Open | OfLease | Fetch | Prefetch | List | Stat | Entries | Evict | Stats | Stop
-Reply = Welcome | Opened | Waited | Attached | Payload | Done | StatPage | EntryPage | Evicted | StatsReply | Failed
+Ahead = Prefetch | Plan | Progress
+Request = Hello | Open | OfLease | Fetch | Ahead | List | Stat | Entries | Evict | Stats | Stop
+OfObject = Opened | Waited | Attached | Payload
+Reply = Welcome | OfObject | Done | Planned | StatPage | EntryPage | Evicted | StatsReply | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

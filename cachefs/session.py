@@ -18,7 +18,7 @@ from . import protocol
 from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
 from .connection import Connection, Lost, connect_socket
-from .errors import DaemonUnavailable
+from .errors import DaemonUnavailable, ProtocolMismatch
 from .launch import crowd_lock, start_daemon
 from .limits import system_calls
 
@@ -71,6 +71,7 @@ class Session:
         timeout: float | None = None,
         until: float = math.inf,
         fds: Sequence[int] = (),
+        version: int = 0,
     ) -> tuple[protocol.Reply, list[int]]:
         """One request, one reply; the descriptors that go with it, and those that come, are the caller's.
 
@@ -78,12 +79,13 @@ class Session:
         requests to the origin, and a margin). Raises :class:`NotAnswered` then, and what the daemon answers.
         ``until`` is a moment of the session's clock at which the call ends, be it connecting, starting a daemon,
         sending or receiving: :class:`Expired`.
+        ``version`` is the protocol that the call needs: :class:`ProtocolMismatch` from a daemon that speaks less.
         """
 
         def receive(connection: Connection, seconds: float) -> tuple[protocol.Reply, list[int]]:
             return connection.receive(timeout=seconds)
 
-        return self.exchange(request, receive, timeout=timeout, until=until, fds=fds)
+        return self.exchange(request, receive, timeout=timeout, until=until, fds=fds, version=version)
 
     def exchange(
         self,
@@ -93,11 +95,12 @@ class Session:
         timeout: float | None = None,
         until: float = math.inf,
         fds: Sequence[int] = (),
+        version: int = 0,
     ) -> T:
         """Send a request and let ``receive(connection, seconds)`` read all of its reply; again if the daemon dies."""
         seconds = self._settings.request_deadline + REPLY_MARGIN if timeout is None else timeout
         try:
-            return self._exchange(request, receive, seconds, until, fds)
+            return self._exchange(request, receive, seconds, until, fds, version)
         except DaemonUnavailable as e:
             if self.clock.monotonic() >= until - _ROUNDING:
                 raise Expired from e
@@ -110,11 +113,16 @@ class Session:
         seconds: float,
         until: float,
         fds: Sequence[int],
+        version: int,
     ) -> T:
         began, tries = self.clock.monotonic(), 0
         while True:
             tries += 1
             connection = self._checkout(until)
+            if connection.version < version:
+                spoken = connection.version
+                self._checkin(connection)
+                raise ProtocolMismatch(f"the daemon speaks protocol {spoken}, this call needs {version}")
             connection.until = until
             try:
                 self._flush(connection)

@@ -182,6 +182,12 @@ class ControlServer:
             case protocol.Prefetch(items):
                 await self._prefetcher.add(Wish(i.url, i.version, i.size, session.access) for i in items)
                 await wire.send(protocol.Done())
+            case protocol.Plan():
+                await wire.send(await self._engine.plans.declare(session.ident, session.access, request))
+                await self._prefetcher.look()
+            case protocol.Progress():
+                await wire.send(self._engine.plans.progress(session.ident, request))
+                await self._prefetcher.look()
             case protocol.List(url, delimiter, cached):
                 await self._list(wire, session, url, delimiter=delimiter, cached=cached)
             case protocol.Stat(url):

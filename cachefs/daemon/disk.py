@@ -82,10 +82,10 @@ class Disk:
         store = self._store
         return None if store is None else await self._hold(lambda: _find(store, key))
 
-    async def obtain(self, key: EntryKey, size: int) -> Held:
+    async def obtain(self, key: EntryKey, size: int, *, ahead: bool = False) -> Held:
         """The entry, made if need be, leased. Raises :class:`CacheFull` or :class:`DiskFault`: pass through."""
         store = self._store or await self._reopen()
-        held = await self._hold(lambda: _with_files(store.create(key, size, lease=True)))
+        held = await self._hold(lambda: _with_files(store.create(key, size, lease=True, ahead=ahead)))
         assert held is not None, "creation gives an entry or raises"
         return held
 

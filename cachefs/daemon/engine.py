@@ -23,6 +23,7 @@ from .fetch import Fetcher, Superseded
 from .holdings import Holding, Holdings
 from .log import Log
 from .origins import Access, Opener, Origins, Source
+from .plans import Plans
 from .room import Room
 from .transfers import Transfers
 
@@ -64,7 +65,15 @@ class Engine:
     """One node's cache at work. Belongs to one event loop."""
 
     def __init__(
-        self, settings: Settings, disk: Disk, opener: Opener, *, metrics: Metrics, clock: Clock, log: Log
+        self,
+        settings: Settings,
+        disk: Disk,
+        opener: Opener,
+        plans: Plans,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+        log: Log,
     ) -> None:
         self._settings = settings
         self._disk = disk
@@ -73,6 +82,7 @@ class Engine:
         self._transfers = Transfers(settings.transfer_bytes, metrics)
         self._origins = Origins(opener, self._transfers, settings.origin_parallel, clock)
         self.fetcher = Fetcher(disk, self._transfers, metrics, log, clock, settings.request_deadline)
+        self.plans = plans
         self._holdings = Holdings(disk, clock)
         self._unsent = Room(settings.transfer_bytes)
         self.attachments = Attachments(disk, self._unsent, log)
@@ -100,7 +110,7 @@ class Engine:
             meta = await bucket.bind(target, version, size)
             source = Source(bucket, target, meta)
             try:
-                holding = await self._hold(entry_key(target, access, meta), meta.size)
+                holding = await self._hold(entry_key(target, access, meta), meta.size, ahead=tier is Tier.AHEAD)
                 if holding.entry.size != meta.size:
                     holding = await self._hold_instead(holding, source)
             except (CacheFull, DiskFault) as e:
@@ -206,6 +216,7 @@ class Engine:
                 dying_bytes=usage.dying,
                 entries=usage.entries,
             )
+        values.update(self.plans.stats())
         fault = self._disk.fault
         values["disk_fault"] = None if fault is None else str(fault)
         return values
@@ -225,11 +236,13 @@ class Engine:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    async def _hold(self, key: EntryKey, size: int) -> Holding:
+    async def _hold(self, key: EntryKey, size: int, *, ahead: bool = False) -> Holding:
         holding = self._holdings.hit(key) or await self._holdings.find(key)
         self._metrics.add("open_misses" if holding is None else "open_hits")
         if holding is None:
-            return await self._holdings.obtain(key, size)
+            if self.plans.any:
+                await self._holdings.drop_idle()  # they may be what is to go first
+            return await self._holdings.obtain(key, size, ahead=ahead)
         if not holding.entry.complete:
             try:
                 await self._disk.check_fillable(holding.entry)

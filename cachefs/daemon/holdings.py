@@ -81,10 +81,13 @@ class Holdings:
                 return None
         return holding
 
-    async def obtain(self, key: EntryKey, size: int) -> Holding:
-        """The entry of a key, made if need be, with one more user. Raises :class:`CacheFull`, :class:`DiskFault`."""
+    async def obtain(self, key: EntryKey, size: int, *, ahead: bool = False) -> Holding:
+        """The entry of a key, made if need be, with one more user. Raises :class:`CacheFull`, :class:`DiskFault`.
+
+        ``ahead``: nobody waits for it yet, so it may be refused a place that a reader would get.
+        """
         while (holding := self.hit(key)) is None:
-            await self._making.do(("obtain", key, size), lambda: self._obtain(key, size))
+            await self._making.do(("obtain", key, size, ahead), lambda: self._obtain(key, size, ahead))
         return holding
 
     def give_back(self, holding: Holding) -> None:
@@ -125,13 +128,13 @@ class Holdings:
         held = await self._disk.find(key)
         return None if held is None else self._keep(key, held)
 
-    async def _obtain(self, key: EntryKey, size: int) -> Holding:
+    async def _obtain(self, key: EntryKey, size: int, ahead: bool) -> Holding:
         try:
-            held = await self._disk.obtain(key, size)
+            held = await self._disk.obtain(key, size, ahead=ahead)
         except CacheFull:
             if not await self.drop_idle():
                 raise
-            held = await self._disk.obtain(key, size)
+            held = await self._disk.obtain(key, size, ahead=ahead)
         return self._keep(key, held)
 
     def _keep(self, key: EntryKey, held: Held) -> Holding:

@@ -29,6 +29,7 @@ from .engine import Engine
 from .idle import IdleWatch
 from .log import MOST_LOG_BYTES, Log, private_opener
 from .place import ListeningSocket, SocketLock
+from .plans import Plans
 from .prefetch import Prefetcher
 from .stores import StoreOpener
 
@@ -100,9 +101,12 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
         loop.add_signal_handler(number, stop.set)
     log = Log(settings.cache_dir, clock, echo=echo)
     metrics = Metrics(COUNTERS)
-    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, reserved=_OWN_BYTES), clock, log)
+    plans = Plans(clock)
+    disk = Disk(
+        lambda: FlashStore.open(settings, metrics=metrics, clock=clock, reserved=_OWN_BYTES, ranking=plans), clock, log
+    )
     opener = StoreOpener(settings, metrics=metrics, clock=clock)
-    engine = Engine(settings, disk, opener, metrics=metrics, clock=clock, log=log)
+    engine = Engine(settings, disk, opener, plans, metrics=metrics, clock=clock, log=log)
     prefetcher = Prefetcher(engine, metrics, log)
     control = ControlServer(
         engine, prefetcher, cache_dir=settings.cache_dir, metrics=metrics, clock=clock, log=log, on_stop=stop.set

@@ -1,4 +1,4 @@
-"""Objects asked for ahead of time: a bounded queue, a few of them on their way at once, in the order of asking."""
+"""Objects brought in ahead of time, a few at once: what plans need next, then a bounded queue of what was asked for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import NearflashError
 from ..metrics import Metrics
+from ..schedule import Wanted
 from .chunkqueue import Tier
 from .engine import Engine
 from .fetch import Superseded
@@ -52,7 +53,7 @@ class Prefetcher:
 
     @property
     def busy(self) -> bool:
-        return bool(self._queue) or self._active > 0
+        return bool(self._queue) or self._active > 0 or self._engine.plans.wants
 
     async def add(self, wishes: Iterable[Wish]) -> None:
         """Queue wishes behind those already there; one that is queued already keeps its place."""
@@ -70,6 +71,10 @@ class Prefetcher:
             self._metrics.add("prefetch_dropped", dropped)
             self._log.record("prefetch_dropped", objects=dropped, queued=len(self._queue))
         self._metrics.set("prefetch_queued", len(self._queue))
+        await self.look()
+
+    async def look(self) -> None:
+        """There may be something to bring in."""
         async with self._arrived:
             self._arrived.notify_all()
 
@@ -82,13 +87,13 @@ class Prefetcher:
     async def _work(self) -> None:
         while True:
             async with self._arrived:
-                await self._arrived.wait_for(lambda: self._queue)
-            _, wish = self._queue.popitem(last=False)
-            self._queued_bytes -= wish.memory
-            self._metrics.set("prefetch_queued", len(self._queue))
+                while (found := self._next()) is None:
+                    await self._arrived.wait()
+            wanted, wish = found
             self._active += 1
             try:
-                await self._bring(wish)
+                if not await self._bring(wish) and wanted is not None:
+                    self._engine.plans.defer(wanted)
             except NearflashError as e:
                 self._metrics.add("prefetch_failures")
                 self._log.record("prefetch_failed", url=wish.url, error=str(e))
@@ -97,14 +102,28 @@ class Prefetcher:
             finally:
                 self._active -= 1
 
-    async def _bring(self, wish: Wish) -> None:
+    def _next(self) -> tuple[Wanted | None, Wish] | None:
+        planned = self._engine.plans.next_wanted()
+        if planned is not None:
+            wanted, item, access = planned
+            return wanted, Wish(item.url, item.version, item.size, access)
+        if not self._queue:
+            return None
+        _, wish = self._queue.popitem(last=False)
+        self._queued_bytes -= wish.memory
+        self._metrics.set("prefetch_queued", len(self._queue))
+        return None, wish
+
+    async def _bring(self, wish: Wish) -> bool:
+        """False if there is no room for it."""
         opening = await self._engine.open(wish.url, wish.access, wish.version, wish.size, tier=Tier.AHEAD)
         if opening.holding is None:
             self._metrics.add("prefetch_bypassed")
-            return
+            return False
         try:
             await self._engine.fetcher.finish(opening.holding.entry)
         except Superseded:
             self._metrics.add("prefetch_failures")  # evicted on purpose meanwhile
         finally:
             self._engine.release(opening)
+        return True

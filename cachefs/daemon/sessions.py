@@ -58,6 +58,7 @@ class Sessions:
         session.connections -= 1
         if not session.connections:
             self.release(session, list(session.leases))
+            self._engine.plans.leave(session.ident)
             del self._sessions[session.ident]
 
     def grant(self, session: Session, opening: Opening) -> int:

@@ -137,6 +137,9 @@ class Scheduler:
         for other in self._readers.values():
             other.blocked = False
 
+    def follows(self, key: Hashable) -> bool:
+        return key in self._readers
+
     def position(self, key: Hashable) -> int:
         return self._readers[key].course.position
 
@@ -151,6 +154,19 @@ class Scheduler:
 
     def next_wanted(self) -> Wanted | None:
         """The object to bring in next, asked for once each time it is needed; ``None`` if there is none for now."""
+        reader = self._hungriest()
+        if reader is None:
+            return None
+        reader.asked += 1
+        return Wanted(reader.key, reader.course.plan.item[reader.asked - 1], reader.asked - 1)
+
+    @property
+    def wants(self) -> bool:
+        """Whether :meth:`next_wanted` has something."""
+        return self._hungriest() is not None
+
+    def _hungriest(self) -> Reader | None:
+        """The reader with an object to bring in that is needed before those of others."""
         budget = self.budget // max(1, len(self._readers))
         soonest: tuple[float, Reader] | None = None
         for reader in self._readers.values():
@@ -162,11 +178,7 @@ class Scheduler:
                 wait = course.distance(course.plan.first[reader.asked]) * self._pace(reader)
                 if soonest is None or wait < soonest[0]:
                     soonest = wait, reader
-        if soonest is None:
-            return None
-        reader = soonest[1]
-        reader.asked += 1
-        return Wanted(reader.key, reader.course.plan.item[reader.asked - 1], reader.asked - 1)
+        return None if soonest is None else soonest[1]
 
     def defer(self, wanted: Wanted) -> None:
         """There was no room for it: ask again when readers have come on."""

@@ -17,6 +17,7 @@ from ..daemon.disk import Disk
 from ..daemon.engine import Engine, Opening
 from ..daemon.log import Log
 from ..daemon.origins import Access
+from ..daemon.plans import Plans
 from ..flash import Entry, FlashStore
 from ..flash.fileops import FileOps
 from ..metrics import Metrics
@@ -105,12 +106,13 @@ async def engine_box(
     settings = box_settings(cache_dir, **changes)
     metrics = Metrics(COUNTERS)
     log = Log(cache_dir, clock)
-    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, ops=ops), clock, log)
+    plans = Plans(clock)
+    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, ops=ops, ranking=plans), clock, log)
 
     def opener(url: ObjectUrl, origin: Origin) -> ScriptedStore:
         return choose(origin) if choose is not None else store
 
-    engine = Engine(settings, disk, opener, metrics=metrics, clock=clock, log=log)
+    engine = Engine(settings, disk, opener, plans, metrics=metrics, clock=clock, log=log)
     await disk.open()
     writing = asyncio.create_task(log.run())
     try:

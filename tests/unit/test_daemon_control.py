@@ -114,7 +114,7 @@ def test_the_first_message_must_be_a_hello_and_the_only_one(server: Served) -> N
 
 
 def test_no_common_protocol_version_is_said_so(server: Served) -> None:
-    with pytest.raises(ProtocolMismatch, match=r"the daemon speaks protocol \(2,\), this client \(77,\)"):
+    with pytest.raises(ProtocolMismatch, match=r"the daemon speaks protocol \(3, 2\), this client \(77,\)"):
         connect_socket(server.settings.socket, hello(versions=(77,)), timeout=10)
 
 
