@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from cachefs.hashing import name_digest
 
 from .abc import Bytes, Format, Objects, Opened, Ready, SampleIndex, all_there
@@ -81,23 +83,35 @@ class Derived(Format):
         return Opened(opened.source, index, opened.private_bytes)
 
     def _kept(self, objects: Objects, url: str, opened: Opened, part: int | None) -> DerivedIndex:
-        """What is kept beside the shard, else what is derived now, which is kept from now on."""
-        name = f"view-{name_digest(self.identity(), str(part))}"
+        """What is kept beside the shard, else what is derived now. All of a shard is kept from now on; its parts are
+        kept together, once all of them are known."""
+        name = self._name(part is not None)
         kept = objects.kept(url, name)
         if kept is not None:
             try:
-                return self.recall(kept, opened.index)
+                return self.recall(kept if part is None else _part_of(kept, part), opened.index)
             except ValueError:
                 pass  # an older version's, or damaged: it is only a shortcut
         index = self.derive(opened, url)
-        objects.keep(url, name, index.to_bytes)
+        if part is None:
+            objects.keep(url, name, index.to_bytes)
         return index
+
+    def _name(self, in_parts: bool) -> str:
+        return f"{'parts' if in_parts else 'view'}-{name_digest(self.identity())}"
 
     def parts(self, objects: Objects, url: str) -> Sequence[int] | None:
         stored = self.inner.parts(objects, url)
         if stored is None:
             return None
-        return [len(self.open(objects, url, part=part).index) if count else 0 for part, count in enumerate(stored)]
+        counts: list[int] = []
+        kept: list[bytes] = []
+        for part, count in enumerate(stored):
+            index = self.open(objects, url, part=part).index if count else None
+            counts.append(0 if index is None else len(index))
+            kept.append(b"" if index is None else index.to_bytes())
+        objects.keep(url, self._name(True), lambda: msgspec.msgpack.encode(kept))
+        return counts
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> SampleIndex:
         whole = self.inner.unpack(data, url)
@@ -122,3 +136,13 @@ class Derived(Format):
 
     def options(self) -> dict[str, Any]:
         return self.inner.options()
+
+
+def _part_of(kept: bytes, part: int) -> bytes:
+    try:
+        parts = msgspec.msgpack.decode(kept, type=list[bytes])
+    except msgspec.MsgspecError as e:
+        raise ValueError(f"no kept parts: {e}") from e
+    if part >= len(parts):
+        raise ValueError(f"{len(parts)} kept parts")
+    return parts[part]

@@ -7,9 +7,11 @@ import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +25,8 @@ from loader import Loader, Packing, ShardDataset, collate, formats, pack_batch
 from loader.formats.abc import Mapped, Opened
 from loader.formats.packing import Packed
 from loader.manifest import LEAST_SHARDS
-from loader.testing import mds_bytes, tar_bytes
+from loader.testing import litdata_bytes, litdata_index, mds_bytes, tar_bytes
+from tests.fault.damage_cases.llmc import llmc
 from tests.fault.damage_cases.megatron import pair
 
 LENGTH = 16
@@ -82,6 +85,19 @@ def mds_any(folder: Path, number: int, docs: Docs) -> None:
     (folder / f"{number}.mds").write_bytes(mds_bytes({"tokens": "ndarray"}, samples, [None]))
 
 
+def mds_bytes_column(folder: Path, number: int, docs: Docs) -> None:
+    samples = [{"tokens": np.array(doc, "<i8").tobytes()} for doc in docs]
+    (folder / f"{number}.mds").write_bytes(mds_bytes({"tokens": "bytes"}, samples, [None]))
+
+
+def litdata(folder: Path, number: int, docs: Docs) -> None:
+    """All chunks that were written so far, and their index."""
+    name = f"chunk-0-{number}.bin"
+    (folder / name).write_bytes(litdata_bytes([[np.array(doc, "<i8").tobytes()] for doc in docs]))
+    chunks = {f"chunk-0-{k}.bin": (len(docs), len(flat(docs)) * 8) for k, docs in enumerate(documents()[: number + 1])}
+    (folder / "index.json").write_bytes(litdata_index(chunks, {"tokens": "no_header_tensor:17"}))
+
+
 def jsonl(folder: Path, number: int, docs: Docs) -> None:
     (folder / f"{number}.jsonl").write_text("".join(json.dumps({"tokens": doc, "n": 1}) + "\n" for doc in docs))
 
@@ -120,6 +136,8 @@ CASES: dict[str, Case] = {
     "megatron documents": (megatron_documents, "*.bin", formats.Megatron(sample="document"), {}),
     "mds": (mds, "*.mds", None, {}),
     "mds, any dtype": (mds_any, "*.mds", None, {}),
+    "mds of bytes": (mds_bytes_column, "*.mds", None, {"dtype": "int64"}),
+    "litdata": (litdata, "", None, {}),
     "jsonl": (jsonl, "*.jsonl", None, {}),
     "parquet": (parquet, "*.parquet", None, {}),
     "arrow": (arrow, "*.arrow", None, {}),
@@ -375,6 +393,13 @@ class TestDocumentsOfAFile:
             cut = [piece[at : at + LENGTH] for piece in pieces for at in range(0, len(piece), LENGTH)]
             assert sorted(found) == sorted(cut)
 
+    def test_files_with_a_header(self, tmp_path: Path) -> None:
+        (tmp_path / "t.bin").write_bytes(llmc(20240520, 1, np.array([0, 5, 6, 0, 7], np.uint16)))
+        ds = ShardDataset(tmp_path / "t.bin", batch_size=1, packing=packing(eos_id=0), shuffle=False)
+        [sample] = ds
+        assert sample["tokens"][: sample["cu_seqlens"][-2]].tolist() == [5, 6, 0, 0, 7]
+        assert sample["cu_seqlens"].tolist() == [0, 3, 4, 5, LENGTH]
+
     def test_without_the_token_a_file_is_one_document(self, tmp_path: Path) -> None:
         self.write(tmp_path, [], list(range(1, 40)))
         ds = ShardDataset(tmp_path / "t.bin", batch_size=1, format=formats.TokenFile("uint16"), packing=packing())
@@ -560,6 +585,25 @@ def test_lengths_are_kept_beside_the_shard(eos: int | None, tmp_path: Path) -> N
         kind.recall(kept, range(4))
     objects.attached[name] = kept[:-1]
     assert tokens(kind.open(objects, "x")) == tokens(first)  # found anew
+
+
+def test_lengths_of_all_parts_are_kept_together(tmp_path: Path) -> None:
+    parquet(tmp_path, 0, [[1, 2, 3]] * 30)
+    objects = _as_objects(tmp_path / "0.parquet")
+    kind = packing().over(formats.Parquet())
+    counts = kind.parts(objects, "x")
+    [(name, kept)] = objects.attached.items()
+    assert counts == [len(kind.open(objects, "x", part=part).index) for part in range(4)] == [2, 2, 2, 1]
+    other = kind.derive(formats.Parquet().open(objects, "x", part=3), "x")
+    objects.attached[name] = msgspec.msgpack.encode([b"", other.to_bytes()])
+    assert len(kind.open(objects, "x", part=0).index) == 2  # not there
+    assert len(kind.open(objects, "x", part=1).index) == 2  # of another part, which has fewer documents
+    objects.attached[name] = kept[:-1]
+    assert kind.parts(objects, "x") == counts
+    same = kind.recall(other.to_bytes(), range(3))
+    longer = replace(same, bins=replace(same.bins, lengths=np.array([16, 16, 16], np.int32)))
+    objects.attached[name] = msgspec.msgpack.encode([b"", b"", b"", longer.to_bytes()])
+    assert len(kind.open(objects, "x", part=3).index) == 3  # it is what is kept that is taken
 
 
 def test_a_shard_that_changed_since_it_was_indexed_is_an_error(tmp_path: Path) -> None:
