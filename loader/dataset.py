@@ -48,8 +48,8 @@ class ShardDataset(PlannedDataset):
     many ranks in a row; by default as torchrun or Slurm tells (``loader.nodes``). ``on_error="skip"``: a damaged sample
     is replaced by the last good one of its batch and counted in :attr:`skipped`; a tar that cannot be indexed counts
     as empty. ``where``: an Arrow expression, or :class:`loader.Where` of a function: the samples that are kept
-    (:mod:`loader.formats.where`). ``client``: a :class:`cachefs.Client`; by default one with the settings of the
-    environment.
+    (:mod:`loader.formats.where`). ``packing``: :class:`loader.Packing`, documents as samples of one length.
+    ``client``: a :class:`cachefs.Client`; by default one with the settings of the environment.
 
     Values are views into private, writable maps of the shards: they stay valid as long as they are referenced, and
     what is written into them is seen by nobody else and in no later epoch.
