@@ -17,7 +17,7 @@ the headers and what lies in extended ones, and nothing else.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from cachefs.errors import FormatError
@@ -25,6 +25,8 @@ from cachefs.errors import FormatError
 from .abc import Ready, all_there
 from .tar_end import after_end
 from .tar_header import BLOCK, HEADER, checked_size, joined, plain_size
+
+Ahead = Callable[[int], int]
 
 _USTAR = b"ustar\0"
 _ZERO = bytes(BLOCK)
@@ -44,8 +46,12 @@ class TarNotes:
     messages: list[str] = field(default_factory=list)
 
 
-def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) -> Iterator[tuple[str, int, int, int]]:
+def walk(
+    view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there, ahead: Ahead = lambda offset: offset
+) -> Iterator[tuple[str, int, int, int]]:
     """``(name, header offset, payload offset, size)`` of each regular file, in archive order.
+
+    ``ahead`` may take members itself: told where the header behind a plain one should be, it returns where to go on.
 
     Raises ``FormatError`` where the archive is damaged; a missing end marker alone is only noted.
     """
@@ -76,7 +82,7 @@ def walk(view: memoryview, url: str, notes: TarNotes, ready: Ready = all_there) 
             size = plain_size(raw_size, checksum, adler(view[offset:payload]))
             if 0 <= size <= end - payload:
                 yield _text(name.split(b"\0", 1)[0]), offset, payload, size
-                offset = payload + _padded(size)
+                offset = ahead(payload + _padded(size))
                 continue
         if not name[0] and view[offset:payload] == _ZERO:
             _check_end(view, end, pending, url)

@@ -24,23 +24,19 @@ bytes tell) is decompressed to memory first.
 
 from __future__ import annotations
 
-import re
-from array import array
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cachefs.errors import ConfigError, FormatError
 
 from ..sample import FoldedSample, Sample
-from .abc import Bytes, Damage, Format, KeptIndex, Ready, all_there
+from .abc import Bytes, Format, KeptIndex, Ready, all_there
 from .packed import unpack
-from .tar import TarNotes, shown, walk
+from .tar import TarNotes, walk
 from .tar_header import BLOCK, is_blank, is_tar
 from .tar_index import TarIndex
-
-META = re.compile(r"__[^/]*__(?:$|/)")
-"""Names of members that belong to no sample."""
-_KEY = "__key__"
+from .tar_runs import RunFinder
+from .tar_samples import KEY, TarSamples
 
 
 @dataclass(frozen=True)
@@ -69,47 +65,16 @@ class WebDataset(Format):
         return data if is_tar(data[:BLOCK].data) else unpack(data, url, limit)
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> TarIndex:
-        starts, sizes, names = array("q"), array("q"), array("i")
-        first, key_ends = array("q"), array("q", [0])
-        keys = bytearray()
-        numbers: dict[str, int] = {}
-        damaged: dict[int, Damage] = {}
-        skipped = 0
-        current: str | None = None
-        seen: set[str] = set()
-        find_dot = str.rfind if self.split == "last" else str.find
-        notes = TarNotes()
-        for path, header, start, size in walk(data.data, url, notes, ready):
-            base = path.rfind("/") + 1
-            dot = find_dot(path, ".", base)
-            if dot <= 0 or (dot == base and _nameless(path, base)) or (path.startswith("__") and META.match(path)):
-                skipped += 1
-                continue
-            key, name = path[:dot], path[dot + 1 :].lower()
-            if key != current:
-                current = key
-                seen = {_KEY}
-                first.append(len(starts))
-                keys += key.encode("utf-8", "surrogateescape")
-                key_ends.append(len(keys))
-            if name in seen:
-                if len(first) - 1 not in damaged:
-                    damaged[len(first) - 1] = Damage(f"member {shown(path)} repeats a field of its sample", header)
-                continue
-            seen.add(name)
-            starts.append(start)
-            sizes.append(size)
-            names.append(numbers.setdefault(name, len(numbers)))
-        first.append(len(starts))
-        return TarIndex(
-            starts, sizes, names, first, key_ends, bytes(keys), tuple(numbers), damaged, skipped, tuple(notes.messages)
-        )
+        samples, notes = TarSamples(last_dot=self.split == "last"), TarNotes()
+        for path, header, start, size in walk(data.data, url, notes, ready, RunFinder(data, ready, samples.extend)):
+            samples.add(path, header, start, size)
+        return samples.index(notes.messages)
 
     def read(self, source: Bytes, index: TarIndex, i: int, url: str, fields: frozenset[str] | None = None) -> Sample:
         if index.damaged and i in index.damaged:
             raise index.damaged[i].error(FormatError, url)
         sample = FoldedSample()
-        sample[_KEY] = index.key(i)
+        sample[KEY] = index.key(i)
         starts, sizes, names, table = index.starts, index.sizes, index.names, index.fields
         for m in range(index.first[i], index.first[i + 1]):
             name = table[names[m]]
@@ -119,12 +84,7 @@ class WebDataset(Format):
         return sample
 
     def kind(self, index: TarIndex, name: str) -> str:
-        return "" if name == _KEY else name.rpartition(".")[2]
+        return "" if name == KEY else name.rpartition(".")[2]
 
     def canonical(self, name: str) -> str:
         return name.lower()
-
-
-def _nameless(path: str, base: int) -> bool:
-    """Whether a hidden file lies in a folder whose name, having a dot, cannot be its key."""
-    return "." in path[path.rfind("/", 0, base - 1) + 1 : base]

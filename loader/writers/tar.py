@@ -13,7 +13,7 @@ from typing import IO, cast
 
 from cachefs.errors import DataError
 
-from ..formats.webdataset import META
+from ..formats.tar_samples import META
 from .abc import Placed, Writer
 from .members import member
 

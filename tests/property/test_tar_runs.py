@@ -1,0 +1,151 @@
+"""Tar headers that are checked many at once, against the walk that looks at one after the other: the same members, the
+same notes, the same errors, whatever the archive holds."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachefs.errors import FormatError
+from loader.formats import WebDataset, tar_runs
+from loader.formats.abc import Ready, all_there
+from loader.formats.tar import TarNotes, walk
+from loader.formats.tar_index import TarIndex
+from loader.formats.tar_samples import TarSamples
+from loader.testing import tar_bytes
+
+FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+FIELDS = (".txt", ".cls", ".JPG", ".seg.png", ".json", ".jpg")
+
+
+def entry(rng: np.random.Generator, number: int, format: int, style: int, odd: float) -> bytes:
+    """One entry of an archive, without the end marker."""
+    out = io.BytesIO()
+    key = (f"{number // 2:06d}", f"{number // 3}", f"d.{number % 3}/é{number // 5}", "x" * (number // 4 % 90))[style]
+    info = tarfile.TarInfo(key + FIELDS[int(rng.integers(2 + style))])
+    data = rng.bytes(int(rng.choice([0, 1, 200, 511, 512, 513, 1500, 6000])))
+    kind = rng.random()
+    if kind < odd:
+        which = int(rng.integers(12))
+        if which == 0:
+            info.type, info.linkname, data = tarfile.SYMTYPE, "x" * int(rng.choice([3, 120])), b""
+        elif which == 1:
+            info.type, data = tarfile.DIRTYPE, b""
+        elif which == 2:
+            info.name = "y" * int(rng.integers(90, 300)) + ".txt"
+        elif which == 3:
+            info.name = str(
+                rng.choice(["README", ".hidden", "__meta__/a.txt", "__x__.txt", "a.b/.txt", "a/.txt", "k."])
+            )
+        elif which == 4:
+            info.name = f"{'p' * 60}/{'q' * 70}/{number}.txt"
+        elif which == 5:
+            info.mtime = 1.5
+        elif which == 6:
+            data = tar_bytes([(f"{i}.txt", rng.bytes(700)) for i in range(5)], tarfile.USTAR_FORMAT)
+        elif which == 7:
+            info.name = "same.txt"
+        elif which == 8:
+            info.name = f"a.__key__{rng.choice(['', '.b'])}"
+        elif which == 9:
+            info.name = f"{number}.f{int(rng.integers(100))}"
+        elif which == 10:
+            info.name = f"{number}.caf\udce9.TXT"
+        else:
+            info.type = tarfile.CONTTYPE
+    info.size = len(data)
+    with tarfile.open(fileobj=out, mode="w", format=format, errors="surrogateescape") as tar:
+        try:
+            tar.addfile(info, io.BytesIO(data))
+        except ValueError:
+            return b""  # ustar has no room for the name
+        end = tar.offset
+    raw = bytearray(out.getvalue()[:end])
+    if kind < odd / 3:
+        change(raw, int(rng.integers(5)))
+    return bytes(raw)
+
+
+def change(raw: bytearray, how: int) -> None:
+    """Another spelling of the first header, whose checksum still holds."""
+    if how == 0:
+        raw[124:136] = b"\x80" + (int(raw[124:135], 8)).to_bytes(11, "big")
+    elif how == 1:
+        raw[257:265] = bytes(8)  # v7
+    elif how == 2:
+        raw[156] = 0
+    elif how == 3:
+        raw[99] = ord("z")  # behind the name's end
+    else:
+        raw[345:350] = b"12345"  # the name's beginning, except in GNU's headers
+    raw[148:156] = b" " * 8
+    raw[148:156] = b"%06o\0 " % sum(raw[:512])
+
+
+def index(raw: bytes, last_dot: bool, ready: Ready = all_there, data: Any = None) -> TarIndex:
+    return WebDataset(split="last" if last_dot else "first").index(
+        np.frombuffer(raw, np.uint8) if data is None else data, "u", ready
+    )
+
+
+def reference(raw: bytes, last_dot: bool) -> TarIndex:
+    """What the walk from header to header finds."""
+    samples, notes = TarSamples(last_dot=last_dot), TarNotes()
+    for path, header, start, size in walk(memoryview(raw), "u", notes):
+        samples.add(path, header, start, size)
+    return samples.index(notes.messages)
+
+
+def told(make: Any, *args: Any) -> Any:
+    try:
+        found = make(*args)
+    except FormatError as e:
+        return str(e), e.offset, e.hint
+    return {name: getattr(found, name) for name in TarIndex.__slots__}
+
+
+class Arriving:
+    """A map that is zeros wherever nobody has waited."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.whole = np.frombuffer(raw, np.uint8)
+        self.data = np.zeros(len(raw), np.uint8)
+
+    def ready(self, start: int, end: int) -> None:
+        assert 0 <= start <= end <= len(self.whole)
+        self.data[start:end] = self.whole[start:end]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_runs_and_single_headers_tell_the_same(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 32), label="seed"))
+    format = data.draw(st.sampled_from(FORMATS))
+    style = data.draw(st.integers(0, 3))
+    odd = data.draw(st.sampled_from([0, 0.02, 0.3]))
+    count = data.draw(st.integers(1, 120))
+    raw = bytearray(b"".join(entry(rng, i, format, style, odd) for i in range(count)))
+    raw += bytes(data.draw(st.sampled_from([0, 512, 1024, 10240])))
+    for _ in range(data.draw(st.sampled_from([0, 0, 1, 3])) if raw else 0):
+        raw[int(rng.integers(len(raw)))] ^= 1 << int(rng.integers(8))
+    if data.draw(st.booleans()):
+        del raw[int(rng.integers(len(raw) + 1)) :]
+    last_dot = data.draw(st.booleans())
+    settings_of = {
+        "_FIRST": data.draw(st.sampled_from([1, 2, 16])),
+        "_WORTH": data.draw(st.sampled_from([1, 64])),
+        "_LEAST": data.draw(st.sampled_from([1024, 8192, 1 << 16])),
+        "_MOST": data.draw(st.sampled_from([4096, 1 << 20])),
+    }
+    whole = bytes(raw)
+    wanted = told(reference, whole, last_dot)
+    arriving = Arriving(whole)
+    with mock.patch.multiple(tar_runs, **settings_of):
+        assert told(index, whole, last_dot) == wanted
+        assert told(index, whole, last_dot, arriving.ready, arriving.data) == wanted
