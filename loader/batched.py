@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from .collation import Allocator, allocator, collate
-from .columns import ColumnGather, reads_columns
+from .collation import Allocator, allocates_privately, allocator, collate
+from .columnruns import ColumnRuns, Where, reads_runs
+from .columns import ColumnGather, has_repeats, reads_columns
 from .dealing import check_whole
 from .formats import Format, Tokens
 from .members import MemberGather, reads_members
@@ -59,10 +60,8 @@ class Batches(IterableDataset[Any]):
     def _read(self, claim: Start | None) -> Iterator[Any]:
         check_whole()
         with self.dataset.begin_pass(claim) as reading:
-            whole = batch_reader(reading, self.collate_fn)
-            for batch, stamp, places in reading.batches():
-                out = whole(batch, stamp, places)
-                reading.handed_out(batch, stamp.size, stamp.size)
+            for out, (batch, size) in _made(reading, self.collate_fn):
+                reading.handed_out(batch, size, size)
                 yield out
             reading.finished()
 
@@ -77,6 +76,19 @@ class Batches(IterableDataset[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As :meth:`ShardDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
+
+
+def _made(reading: Reading, collate_fn: Collate | None) -> Iterator[tuple[Any, tuple[int, int]]]:
+    """The batches of a pass, each with its number and size, made by whoever iterates."""
+    whole = batch_reader(reading, collate_fn)
+    if collate_fn is None and reads_runs(reading):
+        where = Where() if allocates_privately() else Where(each=allocator())
+        runs = ColumnRuns(reading, whole, where)
+        for run in runs.of(reading.batches()):
+            yield from runs(run)
+        return
+    for batch, stamp, places in reading.batches():
+        yield whole(batch, stamp, places), (batch, stamp.size)
 
 
 def batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int, Stamp, Places], Any]:
@@ -94,12 +106,18 @@ def batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int,
 def _of_one_format(
     reading: Reading, format: Format, reader: SampleReader, collate_fn: Collate | None
 ) -> Callable[[int, Stamp, Places], Any]:
-    if collate_fn is None and reads_columns(format, reader.recipe):
-        return ColumnGather(format, reader).batch
     joined = collate_fn or collate
 
     def one_by_one(batch: int, stamp: Stamp, places: Places) -> Any:
         return joined(reading.samples(batch, stamp, places))
+
+    if collate_fn is None and reads_columns(format, reader.recipe):
+        columns = ColumnGather(format, reader)
+
+        def by_columns(batch: int, stamp: Stamp, places: Places) -> Any:
+            return (one_by_one if has_repeats(places) else columns.batch)(batch, stamp, places)
+
+        return by_columns
 
     if collate_fn is not None or not reads_members(format, reader.recipe):
         return one_by_one

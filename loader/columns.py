@@ -1,23 +1,45 @@
-"""Batches of columnar formats: each field of a batch is read for all its samples at once, shard by shard.
+"""Batches of columnar formats: each field is read for many samples at once, shard by shard.
 
-What comes out is what ``collate`` makes of the same samples, without a Python object for each of them.
+What comes out is what ``collate`` makes of the same samples, without a Python object for each of them. The samples may
+be those of several batches (:mod:`loader.columnruns`): reading costs by the call, so the more rows one is for the
+better.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from cachefs.errors import DataError, MissingField
 
-from .collation import allocates_privately, allocator, collate_values, stackable
+from .collation import Allocator, allocates_privately, allocator, collate_values, stackable
 from .decoders import to_tensor
 from .formats import Format
+from .formats.table import Table
+from .grouping import grouped
 from .permute import Int64s
 from .sample import Batch, Stamp
 from .samples import ID, REPEAT, Places, Recipe, SampleReader
+from .transfer import tensor_bytes
+
+if TYPE_CHECKING:
+    from .opening import OpenShard
+
+Column: TypeAlias = "torch.Tensor | list[Any] | npt.NDArray[Any]"
+"""One field of many samples, in order: one tensor, or a list or array of objects that are not collated yet."""
+Parts: TypeAlias = list[tuple[int, Int64s]]
+
+
+class Gathered(NamedTuple):
+    """The fields of some samples, and about the bytes that they take."""
+
+    columns: dict[str, Column]
+    nbytes: int
 
 
 def reads_columns(format: Format, recipe: Recipe) -> bool:
@@ -25,39 +47,80 @@ def reads_columns(format: Format, recipe: Recipe) -> bool:
     return format.columnar and recipe.transform is None and recipe.on_error == "raise"
 
 
-class ColumnGather:
-    """Batches read with ``format.columns``."""
+def has_repeats(places: Places) -> bool:
+    """Whether some of the samples were there before: in what has been written into since, so they are copied."""
+    return places.repeat is not None and bool(places.repeat.any())
 
-    def __init__(self, format: Format, reader: SampleReader) -> None:
-        self._format = format
+
+class ColumnGather:
+    """Reads with ``format.columns``. Any number of threads may call it, if the reader's pool is one for them.
+
+    ``turns``: taken by whoever makes Python objects of many rows, for threads that did so side by side would only take
+    the interpreter's lock from each other.
+    """
+
+    def __init__(self, format: Format, reader: SampleReader, turns: AbstractContextManager[Any] | None = None) -> None:
         self._pool = reader.pool
         self._recipe = reader.recipe
+        self._turns = turns if turns is not None and isinstance(format, Table) else nullcontext()
 
     def batch(self, number: int, stamp: Stamp, places: Places) -> Batch:
-        """One batch; its tensors are new memory."""
+        """One batch without repeats; its tensors are new memory."""
         parts, order = _by_shard(places)
-        columns = [self._columns(shard, rows) for shard, rows in parts]
-        names = columns[0].keys()
-        for other in columns[1:]:
+        read = [self._columns(self._pool.get(shard), rows) for shard, rows in parts]
+        allocate = None if allocates_privately() else allocator()
+        batch = Batch({name: whole(column) for name, column in self._joined(places, read, order, allocate).items()})
+        batch.stamp = stamp
+        return batch
+
+    def gather(self, places: Places, allocate: Allocator | None, most: int) -> Gathered | int:
+        """The samples at ``places``, none a repeat; where they take more than ``most`` bytes, about how many that is.
+
+        Tensors are made by ``allocate``; without one they are memory that is private to this process, though maybe a
+        shard's map. Raises what reading raises.
+        """
+        parts, order = _by_shard(places)
+        ready = parts[: self._pool.capacity]  # more would close the first ones
+        weights = [self._weight(shard, rows) for shard, rows in ready]
+        with self._turns:
+            read: list[dict[str, Any]] = []
+            for at, (number, rows) in enumerate(parts):
+                if at >= len(ready):
+                    weights.append(self._weight(number, rows))
+                if sum(weights) > most:
+                    counted = sum(len(rows) for _, rows in parts[: len(weights)])
+                    return sum(weights) * len(places.row) // counted
+                read.append(self._columns(self._pool.get(number), rows))
+            columns = self._joined(places, read, order, allocate)
+        return Gathered(columns, sum(weights) or sum(map(_size, columns.values())))
+
+    def _weight(self, number: int, rows: Int64s) -> int:
+        """About what these rows will take, where a row of the shard may take anything."""
+        shard = self._pool.get(number)
+        if not isinstance(shard.format, Table):
+            return 0
+        with shard.guard or nullcontext():
+            return len(rows) * int(shard.source.row_bytes(rows, self._recipe.wanted, shard.url))
+
+    def _joined(
+        self, places: Places, parts: list[dict[str, Any]], order: Int64s | None, allocate: Allocator | None
+    ) -> dict[str, Column]:
+        names = parts[0].keys()
+        for other in parts[1:]:
             if other.keys() != names:
                 differ = ", ".join(sorted(names ^ other.keys()))
                 raise DataError(
                     f"shards differ in the field(s) {differ}", hint="choose fields=[...] that every shard has"
                 )
-        batch = Batch()
-        batch.stamp = stamp
-        for name in names:
-            batch[name] = _joined([part[name] for part in columns], order)
+        out = {name: _joined([part[name] for part in parts], order, allocate) for name in names}
         if self._recipe.ids:
-            batch[ID] = torch.from_numpy(places.ids)
+            out[ID] = torch.from_numpy(places.ids)
         if self._recipe.repeats:
-            repeat = np.zeros(len(places.row), np.bool_) if places.repeat is None else places.repeat.copy()
-            batch[REPEAT] = torch.from_numpy(repeat)
-        return batch
+            out[REPEAT] = torch.zeros(len(places.row), dtype=torch.bool)
+        return out
 
-    def _columns(self, number: int, rows: Int64s) -> dict[str, Any]:
+    def _columns(self, shard: OpenShard, rows: Int64s) -> dict[str, Any]:
         recipe = self._recipe
-        shard = self._pool.get(number)
         found = shard.columns(rows, recipe.wanted)
         absent = [name for name in recipe.fields or () if name not in found]
         if absent:
@@ -69,7 +132,8 @@ class ColumnGather:
         if not decode.idle:
             for name, values in found.items():
                 decoder = decode.decoder(name, shard)
-                if decoder is not None and decoder is not to_tensor:  # what is an array becomes a tensor anyway
+                # an array becomes a tensor anyway, or holds what never does
+                if decoder is not None and not (decoder is to_tensor and isinstance(values, np.ndarray)):
                     numbers = rows.tolist()
                     found[name] = [
                         decode.value(decoder, value, name, shard, i) for i, value in zip(numbers, values, strict=True)
@@ -77,48 +141,71 @@ class ColumnGather:
         return found
 
 
-def _by_shard(places: Places) -> tuple[list[tuple[int, Int64s]], Int64s | None]:
+def whole(column: Column) -> Any:
+    """A column of one batch, collated."""
+    if isinstance(column, torch.Tensor):
+        return column
+    return collate_values(column if isinstance(column, list) else column.tolist())
+
+
+def cut(column: Column, sizes: Sequence[int]) -> Sequence[Any]:
+    """A column of several batches as one collated value for each. Tensors are views of the column."""
+    if isinstance(column, torch.Tensor):
+        return torch.split_with_sizes(column, sizes)
+    out = []
+    start = 0
+    for size in sizes:
+        out.append(whole(column[start : start + size]))
+        start += size
+    return out
+
+
+def _by_shard(places: Places) -> tuple[Parts, Int64s | None]:
     """The rows wanted of each shard, and where in the joined parts each sample lies (``None``: in order)."""
-    first = int(places.shard[0])
-    if (places.shard == first).all():
-        return [(first, places.row)], None
-    by_shard = np.argsort(places.shard, kind="stable")
-    shards = places.shard[by_shard]
-    starts = np.flatnonzero(np.diff(shards, prepend=shards[0] - 1))
-    rows = np.split(places.row[by_shard], starts[1:])
-    order = np.empty_like(by_shard)
-    order[by_shard] = np.arange(len(by_shard))
-    return [(int(shards[at]), part) for at, part in zip(starts.tolist(), rows, strict=True)], order
+    shards, rows = places.shard, places.row
+    first = int(shards[0])
+    if (shards == first).all():
+        return [(first, rows)], None
+    order, groups = found = grouped(shards)
+    ascending = bool((shards[1:] >= shards[:-1]).all())
+    if not ascending:
+        rows = rows[order]
+    return [(shard, rows[start:end]) for shard, start, end in groups], None if ascending else found.back
 
 
-def _joined(parts: list[Any], order: Int64s | None) -> Any:
-    if order is None:  # then there is one part
-        return _whole(parts[0])
+def _joined(parts: list[Any], order: Int64s | None, allocate: Allocator | None) -> Column:
     if all(isinstance(part, np.ndarray) for part in parts) and len({(p.dtype, p.shape[1:]) for p in parts}) == 1:
-        return _tensor(parts, order)
+        if stackable(parts[0].dtype):
+            return _tensor(parts, order, allocate)
+        if parts[0].dtype == object and parts[0].ndim == 1:
+            objects = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            return objects if order is None else objects.take(order)
+    if len(parts) == 1 and order is None and isinstance(parts[0], list):
+        return parts[0]
     values = [value for part in parts for value in part]
-    return collate_values([values[at] for at in order.tolist()])
+    return values if order is None else [values[at] for at in order.tolist()]
 
 
-def _whole(part: Any) -> Any:
-    """One shard's values: an array becomes a tensor over the same memory where this process keeps it."""
-    if not isinstance(part, np.ndarray):
-        return collate_values(part)
-    flags = part.flags
-    if allocates_privately() and flags.writeable and flags.aligned and flags.c_contiguous and part.dtype.isnative:
-        return torch.from_numpy(part) if stackable(part.dtype) else collate_values(list(part))
-    return _tensor([part], None)
-
-
-def _tensor(parts: list[Any], order: Int64s | None) -> Any:
+def _tensor(parts: list[Any], order: Int64s | None, allocate: Allocator | None) -> torch.Tensor:
     first = parts[0]
-    if not stackable(first.dtype):
-        values = [value for part in parts for value in part]
-        return collate_values(values if order is None else [values[at] for at in order.tolist()])
-    size = sum(len(part) for part in parts)
-    tensor, array = allocator()((size, *first.shape[1:]), first.dtype.newbyteorder("="))
-    if order is None:
+    if len(parts) == 1 and order is None:
+        flags = first.flags
+        if allocate is None and flags.writeable and flags.aligned and flags.c_contiguous and first.dtype.isnative:
+            return torch.from_numpy(first)
+    shape, dtype = (sum(map(len, parts)), *first.shape[1:]), first.dtype.newbyteorder("=")
+    if allocate is None:
+        array = np.empty(shape, dtype)
+        tensor = torch.from_numpy(array)
+    else:
+        tensor, array = allocate(shape, dtype)
+    if order is not None:
+        np.concatenate(parts).take(order, axis=0, out=array, mode="wrap")
+    elif len(parts) == 1:
         array[...] = first
     else:
-        np.concatenate(parts).take(order, axis=0, out=array, mode="wrap")
+        np.concatenate(parts, out=array)
     return tensor
+
+
+def _size(column: Column) -> int:
+    return column.nbytes if isinstance(column, np.ndarray) else tensor_bytes(column)

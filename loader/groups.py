@@ -44,19 +44,7 @@ class Groups:
 
     def of(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
         """The batches in groups. What comes before an error is a group of its own, and the error follows it."""
-        group: list[Any] = []
-        try:
-            for item in batches:
-                group.append(item)
-                if len(group) >= self._size:
-                    yield group
-                    group = []
-        except Exception:
-            if group:
-                yield group
-            raise
-        if group:
-            yield group
+        return gradually(batches, lambda: self._size)
 
     def __call__(self, group: list[Any]) -> Many:
         made: list[Any] = []
@@ -76,6 +64,24 @@ class Groups:
         fitting = self._room * len(made) // max(held, 1)
         self._size = max(1, min(soon, fitting, 2 * len(made)))
         return made
+
+
+def gradually(batches: Iterator[Any], size: Callable[[], int]) -> Iterator[list[Any]]:
+    """The batches in groups of as many as ``size`` says when one is added. What comes before an error is a group of its
+    own, and the error follows it."""
+    group: list[Any] = []
+    try:
+        for item in batches:
+            group.append(item)
+            if len(group) >= size():
+                yield group
+                group = []
+    except Exception:
+        if group:
+            yield group
+        raise
+    if group:
+        yield group
 
 
 class CutOff:

@@ -11,9 +11,11 @@ import torch
 from cachefs.errors import ConfigError, NearflashError
 
 from .batched import TokenGather, batch_reader, token_gather
+from .collation import allocating
+from .columnruns import ColumnRuns, Cut, OneByOne, Where, reads_runs
 from .groups import Groups, Many, group_bytes
 from .pipeline import Pipeline, StageTimes, Window
-from .sample import Batch
+from .sample import Batch, Stamp
 from .slots import Slots
 from .transfer import SideStream, Transfer, tensor_bytes
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from .passes import Run
     from .planned import PlannedDataset
     from .reading import Reading
+    from .samples import Places
 
 PREFETCH_BYTES = 128 << 20
 _RUN_BYTES = 4 << 20
@@ -116,6 +119,15 @@ class Loader:
 
     def _pipeline(self, reading: Reading) -> Pipeline[Any, Many]:
         gather = token_gather(reading, self._collate)
+        if gather is None and self._collate is None and reads_runs(reading):
+            columns = _TableRun(reading, self._slots, self._transfer)
+            return Pipeline(
+                columns.of(reading.batches()),
+                columns,
+                threads=self._threads,
+                window=Window(4 * self._threads, self._prefetch),
+                cost=_cost,
+            )
         if gather is None:
             groups = Groups(batch_reader(reading, self._collate), self._slots, self._transfer, self._prefetch)
             return Pipeline(
@@ -183,7 +195,9 @@ def _transfer_to(device: torch.device | str | None) -> Transfer | None:
 
 
 def _cost(many: Many) -> int:
-    return tensor_bytes(many.whole) if isinstance(many, _Gathered) else group_bytes(many)
+    if isinstance(many, _Gathered):
+        return tensor_bytes(many.whole)
+    return many.nbytes if isinstance(many, Cut | OneByOne | _SentRun) else group_bytes(many)
 
 
 class _TokenRun:
@@ -200,6 +214,43 @@ class _TokenRun:
             return gathered  # cut by the consumer, while the next run is being gathered
         send = self._transfer.send
         return [(send(batch), of) for batch, of in gathered]
+
+
+class _TableRun:
+    """Reads a run of batches column by column."""
+
+    def __init__(self, reading: Reading, slots: Slots, transfer: Transfer | None) -> None:
+        self._one = batch_reader(reading, None)
+        self._slots = slots
+        self._transfer = transfer
+        self._runs = ColumnRuns(reading, self._whole, Where(run=slots.allocate))
+        self.of = self._runs.of
+
+    def __call__(self, run: list[Any]) -> Many:
+        with allocating(self._slots.allocate):
+            made = self._runs(run)
+        return made if self._transfer is None else _SentRun(made, self._transfer)
+
+    def _whole(self, number: int, stamp: Stamp, places: Places) -> Any:
+        """A batch that is made by the consumer."""
+        try:
+            with allocating(self._slots.allocate):
+                return self._one(number, stamp, places)
+        except Exception as e:  # whatever it is, it is told as if a thread had made the batch ahead
+            e.add_note("in the loader's reading stage")
+            raise
+
+
+class _SentRun:
+    """A run of batches on their way to a device; those that are made later are sent later."""
+
+    def __init__(self, made: Cut | OneByOne, transfer: Transfer) -> None:
+        self.nbytes = made.nbytes
+        sent = ((transfer.send(batch), of) for batch, of in made)
+        self._sent: Many = list(sent) if isinstance(made, Cut) else sent
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._sent)
 
 
 class _Gathered:

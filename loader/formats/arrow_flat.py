@@ -13,6 +13,7 @@ from .arrow_memory import bits, memory, numbers
 
 Get: TypeAlias = Callable[[int], Any]
 Rows: TypeAlias = npt.NDArray[np.int64]
+Many: TypeAlias = Callable[[Rows], "list[Any] | npt.NDArray[Any]"]
 
 _INLINE = 12
 """Bytes of a value that fits its view."""
@@ -23,14 +24,14 @@ class Cells:
     """A column. ``array``: all values as one array whose first axis is the row, where none is null and all are alike.
 
     ``mutable``: whether values can be written into. ``stacked``: as ``array``, where values only happen to be alike.
-    ``many``: as ``get``, for many rows at once, where that is quicker.
+    ``many``: as ``get``, for many rows at once, where that is quicker: a list, or an array of objects.
     """
 
     get: Get
     array: npt.NDArray[Any] | None = None
     mutable: bool = False
     stacked: npt.NDArray[Any] | None = None
-    many: Callable[[Rows], list[Any]] | None = None
+    many: Many | None = None
 
 
 def array_cells(column: Any, values: npt.NDArray[Any], *, mutable: bool = False) -> Cells:
@@ -81,18 +82,21 @@ def text_cells(column: Any) -> Cells:
     return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8") if valid[i] else None, many=many)
 
 
-def _texts(column: Any, one_by_one: Callable[[Rows], list[Any]]) -> Callable[[Rows], list[Any]]:
+def _texts(column: Any, one_by_one: Many) -> Many:
     """Many texts, made by Arrow's library; where one is no UTF-8, as ``one_by_one`` has it (which raises)."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    def many(rows: Rows) -> list[Any]:
+    take = pc.get_function("array_take")
+
+    def many(rows: Rows) -> list[Any] | npt.NDArray[Any]:
         first, last = int(rows[0]), int(rows[-1])
         in_order = last - first == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
         if not in_order and len(rows) < _WORTH_A_TAKE:
             return one_by_one(rows)
-        picked = column.slice(first, len(rows)) if in_order else column.take(pa.array(rows))
+        picked = column.slice(first, len(rows)) if in_order else take.call([column, pa.array(rows)])
         try:
-            values: list[Any] = picked.to_numpy(zero_copy_only=False).tolist()
+            values: npt.NDArray[Any] = picked.to_numpy(zero_copy_only=False)
         except (UnicodeDecodeError, pa.ArrowException):
             return one_by_one(rows)
         return values
@@ -141,13 +145,13 @@ def nullable(column: Any, get: Get, *, mutable: bool) -> Cells:
     return Cells(get if valid is None else lambda i: get(i) if valid[i] else None, None, mutable)
 
 
-def some_null(many: Callable[[Rows], list[Any]], valid: bytes | None) -> Callable[[Rows], list[Any]]:
+def some_null(many: Many, valid: bytes | None) -> Many:
     """``many`` with ``None`` where a row is null."""
     if valid is None:
         return many
     holds = np.frombuffer(valid, np.bool_)
 
-    def checked(rows: Rows) -> list[Any]:
+    def checked(rows: Rows) -> list[Any] | npt.NDArray[Any]:
         values = many(rows)
         for at in np.flatnonzero(~holds[rows]).tolist():
             values[at] = None

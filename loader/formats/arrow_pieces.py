@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from cachefs.errors import FormatError
 
+from ..grouping import grouped
 from ..sample import Sample
 from .abc import Damage
 from .arrow_cells import cells_of
@@ -52,21 +53,27 @@ Decode: TypeAlias = Callable[[int, Fields, str], Decoded]
 """``decode(piece, fields, url)``. Raises ``FormatError`` for one that is damaged."""
 
 
+_OBJECT = 64
+"""Bytes of a text or number as a Python object, beyond its value; an array takes more, and one of a nested column."""
+
+
 class Window:
     """Neighbouring rows ``first <= row < last`` of the shard whose columns lie in one record batch."""
 
-    __slots__ = ("_cells", "_offset", "fields", "first", "gets", "last")
+    __slots__ = ("_cells", "_offset", "fields", "first", "gets", "last", "row_bytes")
 
     def __init__(self, batch: Any, first: int, fields: Fields, offset: int, bad: Mapping[str, Damage]) -> None:
         self._offset = offset
         self.first = first
         self.last = first + batch.num_rows
         self.fields = fields
-        self._cells: list[tuple[str, Cells]] = [
-            (name, _checked_cells(column, offset))
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-            if fields is None or name in fields
-        ]
+        self._cells: list[tuple[str, Cells]] = []
+        self.row_bytes = 0
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if fields is None or name in fields:
+                cells, row_bytes = _checked_cells(column, offset)
+                self._cells.append((name, cells))
+                self.row_bytes += row_bytes
         self._cells += [(name, _refusing(damage)) for name, damage in bad.items()]
         self.gets: list[tuple[str, Get]] = [(name, cells.get) for name, cells in self._cells]
 
@@ -87,7 +94,7 @@ class Window:
             try:
                 out[name] = cells.many(within) if cells.many is not None else list(map(cells.get, within.tolist()))
             except ValueError as e:
-                raise self.damaged(f"column {name!r} of samples {rows[0]} to {rows[-1]}", e, url) from e
+                raise self.damaged(f"column {name!r} of samples {rows.min()} to {rows.max()}", e, url) from e
         return out
 
     def damaged(self, which: str, error: ValueError, url: str) -> FormatError:
@@ -101,6 +108,7 @@ class Pieces:
 
     def __init__(self, starts: Int64s, decode: Decode, offsets: Int64s, kept: int = KEPT) -> None:
         self._starts: list[int] = starts.tolist()
+        self._behind = starts[1:]
         self._decode = decode
         self._offsets = offsets
         self._kept = kept
@@ -137,25 +145,27 @@ class Pieces:
                 window = self._now = self._find(first, fields, url)
             if last < window.last:
                 return window.columns(rows, True, url)
-            return self._in_order(rows, True, fields, url)
-        order = np.argsort(rows, kind="stable")
-        ordered = rows[order]
-        back = np.empty_like(order)
-        back[order] = np.arange(n)
-        window = self._find(int(ordered[0]), fields, url)
-        if int(ordered[-1]) < window.last:
-            return window.columns(rows, False, url)
-        parts = self._in_order(ordered, False, fields, url)
-        return {name: _taken(values, back) for name, values in parts.items()}
+            return self._in_order(rows, fields, url)
+        pieces = np.searchsorted(self._behind, rows, "right")  # an empty piece starts where the next one does
+        return _apart(rows, pieces, lambda piece, some: self._of_piece(piece, some, fields, url))
 
-    def _in_order(self, rows: Int64s, run: bool, fields: Fields, url: str) -> dict[str, Any]:
-        """Ascending rows of several windows."""
+    def row_bytes(self, rows: Int64s, fields: Fields, url: str) -> int:
+        """About the bytes that a row takes once it is read, where the first and the last of these rows lie."""
+        return max(self._find(int(rows[at]), fields, url).row_bytes for at in (0, -1)) if len(rows) else 0
+
+    def _of_piece(self, piece: int, rows: Int64s, fields: Fields, url: str) -> dict[str, Any]:
+        windows = self._windows(piece, fields, url)
+        which = np.searchsorted([window.first for window in windows[1:]], rows, "right")
+        return _apart(rows, which, lambda window, some: windows[window].columns(some, False, url))
+
+    def _in_order(self, rows: Int64s, fields: Fields, url: str) -> dict[str, Any]:
+        """Neighbouring rows of several windows."""
         parts: list[dict[str, Any]] = []
         at = 0
         while at < len(rows):
             window = self._find(int(rows[at]), fields, url)
             end = int(np.searchsorted(rows, window.last))
-            parts.append(window.columns(rows[at:end], run, url))
+            parts.append(window.columns(rows[at:end], True, url))
             at = end
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
@@ -217,6 +227,18 @@ class Pieces:
         return windows, decoded.private + 500 * len(windows) + self.rows(number)
 
 
+def _apart(rows: Int64s, keys: Int64s, read: Callable[[int, Int64s], dict[str, Any]]) -> dict[str, Any]:
+    """Rows that are read key by key, in their order again."""
+    first = int(keys[0])
+    if (keys == first).all():
+        return read(first, rows)
+    order, groups = found = grouped(keys)
+    ordered = rows[order]
+    parts = [read(key, ordered[start:end]) for key, start, end in groups]
+    back = found.back
+    return {name: _taken(_joined([part[name] for part in parts]), back) for name in parts[0]}
+
+
 def _joined(parts: list[Any]) -> Any:
     """A column's parts behind each other."""
     if all(isinstance(part, np.ndarray) for part in parts) and len({(p.dtype, p.shape[1:]) for p in parts}) == 1:
@@ -243,8 +265,9 @@ def _refusing(damage: Damage) -> Cells:
     return Cells(refuse)
 
 
-def _checked_cells(column: Any, offset: int) -> Cells:
-    """The cells of a column that pyarrow has found sound, or cells that all raise ``ValueError``."""
+def _checked_cells(column: Any, offset: int) -> tuple[Cells, int]:
+    """The cells of a column that pyarrow has found sound, or cells that all raise ``ValueError``; and about what one
+    takes once it is read."""
     import pyarrow as pa
 
     try:
@@ -257,8 +280,21 @@ def _checked_cells(column: Any, offset: int) -> Cells:
             large = pa.types.is_large_string(column.type)
             column.view(pa.large_binary() if large else pa.binary()).validate(full=True)
         check_weight(column)
-        return cells_of(column)
+        cells = cells_of(column)
+        return cells, _cell_bytes(cells, column)
     except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the column
         raise
     except (ValueError, pa.ArrowException) as e:
-        return _refusing(Damage(str(e), offset, "leave it out with fields=[...]"))
+        return _refusing(Damage(str(e), offset, "leave it out with fields=[...]")), 0
+
+
+def _cell_bytes(cells: Cells, column: Any) -> int:
+    import pyarrow as pa
+
+    values = cells.array if cells.array is not None else cells.stacked
+    if values is not None:
+        return values.nbytes // len(column)
+    stored = int(column.nbytes) // len(column)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return stored + _OBJECT
+    return 8 * stored + 4 * _OBJECT

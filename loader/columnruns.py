@@ -1,0 +1,146 @@
+"""Batches of columnar formats made several at a time: their samples are read as if they were one batch, then cut.
+
+The tensors of batches that were made together are views of the same memory, in which they do not overlap: what is
+written into one batch is in no other, and the memory is in use as long as one of them is. How many are made at a time
+is bounded by :data:`RUN_ROWS` and :data:`RUN_BYTES`; a batch that is as large as that is made by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from cachefs.errors import NearflashError
+
+from .collation import Allocator
+from .columns import ColumnGather, Gathered, cut, has_repeats, reads_columns
+from .groups import gradually
+from .sample import Batch, Stamp
+from .samples import Places, SampleReader
+
+if TYPE_CHECKING:
+    from .reading import Reading
+
+RUN_ROWS = 8192
+"""Samples that are read in one call: enough that calls do not count, few enough that they stay in the processor's
+cache."""
+RUN_BYTES = 8 << 20
+
+Item: TypeAlias = tuple[int, Stamp, Places]
+Made: TypeAlias = "tuple[Any, tuple[int, int]]"
+"""A batch, its number and its size."""
+
+
+def reads_runs(reading: Reading) -> bool:
+    """Whether several batches may be read at once: nothing is decoded, which takes its time sample by sample."""
+    reader, format = reading.reader, reading.format
+    if not isinstance(reader, SampleReader) or format is None:
+        return False
+    return reads_columns(format, reader.recipe) and reader.recipe.decode.keeps_arrays
+
+
+class Where(NamedTuple):
+    """What memory batches are made in. ``run``: that of several together (``None``: any that is private to this
+    process); ``each``: where each of them is copied to (``None``: it stays in the run's)."""
+
+    run: Allocator | None = None
+    each: Allocator | None = None
+
+
+class ColumnRuns:
+    """Makes batches, some at a time; several threads may do so at once. ``whole``: makes a single one."""
+
+    def __init__(self, reading: Reading, whole: Callable[[int, Stamp, Places], Any], where: Where) -> None:
+        assert isinstance(reading.reader, SampleReader) and reading.format is not None
+        self._gather = ColumnGather(reading.format, reading.reader, threading.Lock())
+        self._whole = whole
+        self._where = where
+        self._size = 1  # how many batches the next run has; any thread may set it
+
+    def of(self, batches: Iterator[Item]) -> Iterator[list[Item]]:
+        """The batches in runs. What comes before an error is a run of its own, and the error follows it."""
+        return gradually(batches, lambda: self._size)
+
+    def __call__(self, run: list[Item]) -> Cut | OneByOne:
+        """The batches of a run. Raises what the first of them raises; what a later one does comes in its place."""
+        if any(has_repeats(places) for _, _, places in run):
+            return OneByOne(run, self._whole)
+        where, alone = self._where, len(run) == 1
+        try:
+            gathered = self._gather.gather(
+                _together(run), where.each if alone and where.each else where.run, 2**62 if alone else RUN_BYTES
+            )
+        except NearflashError:
+            if alone:
+                raise
+            self._size = 1
+            return OneByOne(run, self._whole)
+        nbytes = gathered if isinstance(gathered, int) else gathered.nbytes
+        self._size = fitting(len(run), sum(len(places.row) for _, _, places in run), nbytes)
+        if isinstance(gathered, int):
+            return OneByOne(run, self._whole)
+        return Cut(run, gathered, None if alone else where.each)
+
+
+def fitting(batches: int, samples: int, nbytes: int) -> int:
+    """How many batches are made next, after so many of so many samples and bytes: at most twice as many."""
+    return max(1, min(2 * batches, RUN_ROWS * batches // max(samples, 1), RUN_BYTES * batches // max(nbytes, 1)))
+
+
+class Cut:
+    """Batches that were read together, cut from there as they are iterated, for which no error is left."""
+
+    def __init__(self, run: list[Item], gathered: Gathered, each: Allocator | None) -> None:
+        self.nbytes = gathered.nbytes
+        self._run = run
+        self._each = each
+        sizes = self._sizes = [len(places.row) for _, _, places in run]
+        # objects are collated here rather than when they are cut: whoever makes batches ahead has set where they lie
+        self._columns = {
+            name: column if isinstance(column, torch.Tensor) else cut(column, sizes)
+            for name, column in gathered.columns.items()
+        }
+
+    def __iter__(self) -> Iterator[Made]:
+        columns = [(name, self._cut(column)) for name, column in self._columns.items()]
+        for at, (number, stamp, _) in enumerate(self._run):
+            batch = Batch([(name, column[at]) for name, column in columns])
+            batch.stamp = stamp
+            yield batch, (number, stamp.size)
+
+    def _cut(self, column: torch.Tensor | Sequence[Any]) -> Sequence[Any]:
+        if not isinstance(column, torch.Tensor):
+            return column
+        parts, each = cut(column, self._sizes), self._each
+        return parts if each is None else [_copied(part, each) for part in parts]
+
+
+class OneByOne:
+    """Batches that are made only as they are iterated, because together they take too much, or one of them fails."""
+
+    nbytes = 0
+
+    def __init__(self, run: list[Item], whole: Callable[[int, Stamp, Places], Any]) -> None:
+        self._run = run
+        self._whole = whole
+
+    def __iter__(self) -> Iterator[Made]:
+        for number, stamp, places in self._run:
+            yield self._whole(number, stamp, places), (number, stamp.size)
+
+
+def _together(run: list[Item]) -> Places:
+    if len(run) == 1:
+        return run[0][2]
+    parts = [places for _, _, places in run]
+    return Places(np.concatenate([part.shard for part in parts]), np.concatenate([part.row for part in parts]))
+
+
+def _copied(tensor: torch.Tensor, allocate: Allocator) -> torch.Tensor:
+    copied, array = allocate(tuple(tensor.shape), tensor.numpy().dtype)
+    array[...] = tensor.numpy()
+    return copied
