@@ -50,6 +50,9 @@ class Job(Protocol):
 
     def host(self) -> str: ...
 
+    def in_worker(self) -> bool:
+        """Whether this process is a DataLoader worker of the rank."""
+
 
 class ThisJob:
     """The job of this process."""
@@ -62,6 +65,9 @@ class ThisJob:
 
     def host(self) -> str:
         return socket.gethostname()
+
+    def in_worker(self) -> bool:
+        return find_worker() is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +118,9 @@ class NodeTables:
     def run(self, place: Place) -> int:
         """Which run of each batch this rank takes."""
         nodes = self._nodes
+        self.count(place)
         if not isinstance(nodes, Sequence):
             return place.rank  # ranks of a node follow one another
-        self.count(place)
         if self._runs is None:
             self._runs = runs_of_ranks(nodes)
         return int(self._runs[place.rank])
@@ -130,7 +136,7 @@ class NodeTables:
 
     def tell(self, place: Place) -> None:
         """Tell the others this node's name, if that is for this rank to do; once. Waits for nobody."""
-        if isinstance(self._nodes, Sequence) or find_worker() is not None:
+        if isinstance(self._nodes, Sequence) or self._job.in_worker():
             return
         nodes = self.count(place)
         told = (os.getpid(), place.world, nodes)
@@ -147,7 +153,7 @@ class NodeTables:
     def hand(self, place: Place) -> None:
         """Agree on names for the workers that are about to be started. They raise what goes wrong here: an error in
         what is called before a fork reaches nobody."""
-        if find_worker() is not None:
+        if self._job.in_worker():
             return
         try:
             self._handed = self._names(place) if self.count(place) > 1 else None
@@ -161,7 +167,7 @@ class NodeTables:
         """
         if isinstance(self._nodes, Sequence):
             return tuple(ranks_of_nodes(self._of_ranks(place, None)))
-        if find_worker() is not None:
+        if self._job.in_worker():
             if isinstance(self._handed, NearflashError):
                 raise self._handed
             return self._handed
