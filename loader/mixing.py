@@ -71,9 +71,9 @@ def _rounded(parts: list[Fraction]) -> tuple[int, ...]:
 
 
 def tempered(weights: Sequence[float], temperature: float) -> tuple[float, ...]:
-    """Weights to the power 1/T, the largest of which is 1: 1 leaves their proportions, a large T makes them alike.
+    """Weights to the power 1/T: 1 leaves them as they are, a large T makes them alike; one that is 0 stays 0.
 
-    To nine digits, which every machine's mathematics agree on.
+    To nine digits of the largest, which every machine's mathematics agree on.
     """
     valid = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not valid or not temperature > 0:
@@ -81,7 +81,9 @@ def tempered(weights: Sequence[float], temperature: float) -> tuple[float, ...]:
     most = max(weights, default=0)
     if most <= 0:
         raise ConfigError("no source has a weight above 0")
-    return tuple(float(f"{(weight / most) ** (1 / temperature):.9g}") for weight in weights)
+    if temperature == 1:
+        return tuple(weights)
+    return tuple(float(f"{(weight / most) ** (1 / temperature):.9g}") if weight else 0.0 for weight in weights)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ class MixtureDefinition(KeepsRows):
     def _forget(self) -> None:
         self._manifests: tuple[Manifest, ...] | None = None
         self._shares: tuple[int, ...] | None = None
-        self._usual: dict[tuple[int, int], EpochCut] = {}
+        self._mixings: dict[tuple[int, int], Mixing] = {}
+        self._cuts: dict[tuple[int, int, int], EpochCut] = {}
+        self._fresh: dict[int, MixtureSettings] = {}
         self._orders: dict[int, tuple[OrderSettings, SourceOrders]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,13 +161,18 @@ class MixtureDefinition(KeepsRows):
         """Those of a state, else those of a run from the beginning."""
         if settings is not None:
             return settings
-        options = self.options
-        block = self.global_batch if options.within == "batch" else BLOCK
-        usual = self._cut(options.seed, block).end(0)
-        nothing = tuple(0 for _ in self.sources)
-        return MixtureSettings(options.seed, block, 0, 0, usual, nothing, self._settings_of_sources())
+        batch = self.global_batch
+        if batch not in self._fresh:
+            options = self.options
+            block = batch if options.within == "batch" else BLOCK
+            usual = self._cut(options.seed, block).end(0)
+            nothing = tuple(0 for _ in self.sources)
+            self._fresh[batch] = MixtureSettings(
+                options.seed, block, 0, 0, usual, nothing, self._settings_of_sources(batch)
+            )
+        return self._fresh[batch]
 
-    def _settings_of_sources(self) -> tuple[OrderSettings, ...]:
+    def _settings_of_sources(self, batch: int) -> tuple[OrderSettings, ...]:
         """Each as alone, but for the lanes: where a source does not say how many, the mixture's batch decides."""
         out = []
         for source, manifest in zip(self.sources, self.manifests, strict=True):
@@ -173,7 +180,7 @@ class MixtureDefinition(KeepsRows):
             orders = Orders.begin(
                 manifest.counts,
                 manifest.sizes,
-                batch=self.global_batch,
+                batch=batch,
                 lanes=options.lanes,
                 seed=options.seed,
                 block_shards=options.block_shards,
@@ -184,17 +191,21 @@ class MixtureDefinition(KeepsRows):
             out.append(orders.settings)
         return tuple(out)
 
+    def _mixing(self, seed: int, block: int) -> Mixing:
+        if (seed, block) not in self._mixings:
+            self._mixings[seed, block] = Mixing(self.shares, block, seed)
+        return self._mixings[seed, block]
+
     def _cut(self, seed: int, block: int) -> EpochCut:
         """Where the epochs of a sequence end."""
-        cut = self._usual.get((seed, block))
-        if cut is None or cut.batch != self.global_batch:
+        key = seed, block, self.global_batch
+        if key not in self._cuts:
             options, sizes = self.options, self.sizes
             reached: Sequence[int] = ()
             if options.samples is None and options.repeat is None:
-                reached = Mixing(self.shares, block, seed).reached(sizes)
-            cut = EpochCut(options.length(sizes, reached), self.global_batch, options.whole)
-            self._usual[seed, block] = cut
-        return cut
+                reached = self._mixing(seed, block).reached(sizes)
+            self._cuts[key] = EpochCut(options.length(sizes, reached), self.global_batch, options.whole)
+        return self._cuts[key]
 
     @property
     def total(self) -> int:
@@ -215,7 +226,7 @@ class MixtureDefinition(KeepsRows):
         settings = self.settings(settings)
         cut = self._cut(settings.seed, settings.block)
         total = cut.end(first) if stop is None or self.options.pad else stop
-        mixing = Mixing(self.shares, settings.block, settings.seed)
+        mixing = self._mixing(settings.seed, settings.block)
         orders = [self._orders_of(number, of) for number, of in enumerate(settings.sources)]
         return MixtureOrder(mixing, orders, settings, epoch=epoch, total=total, usual=cut.end(0))
 
@@ -281,7 +292,7 @@ class MixtureDefinition(KeepsRows):
 
     def _offsets(self, state: MixtureState, position: int) -> tuple[int, ...]:
         """What each source had been read before the sequence began, by what it had after so many positions."""
-        taken = Mixing(self.shares, state.block, state.seed).taken(position).tolist()
+        taken = self._mixing(state.seed, state.block).taken(position).tolist()
         out = []
         for source, size, count in zip(state.sources, self.sizes, taken, strict=True):
             offset = source.epoch * size + source.position - count
