@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .dataset import ShardDataset
     from .formats.where import Where
     from .mixture import Mixture
+    from .stages import Filter, Map
     from .threaded import Loader
     from .varlen import pack_batch
 
@@ -28,7 +29,9 @@ __all__ = [
     "Batch",
     "Batches",
     "DataWarning",
+    "Filter",
     "Loader",
+    "Map",
     "Mixture",
     "Packing",
     "Sample",
@@ -44,7 +47,9 @@ __all__ = [
 # These need torch, which open_shard does not.
 _LAZY = {
     "Batches": ".batched",
+    "Filter": ".stages",
     "Loader": ".threaded",
+    "Map": ".stages",
     "Mixture": ".mixture",
     "ShardDataset": ".dataset",
     "Where": ".formats.where",

@@ -161,6 +161,21 @@ class PlannedDataset(IterableDataset[Any]):
     # --- where the user is ---
 
     @property
+    def definition(self) -> Plannable:
+        """What is read, apart from reading it."""
+        return self._definition
+
+    @property
+    def next_start(self) -> Start:
+        """Where the next pass begins."""
+        self._cell.own()
+        return self._cell.next_pass()
+
+    def is_latest(self, start: Start) -> bool:
+        """Whether that pass is the one begun last, and nothing was set since."""
+        return self._cell.is_latest(start)
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next pass."""
         self._cell.own()

@@ -11,12 +11,15 @@ import torch
 from cachefs.errors import ConfigError, NearflashError
 
 from .batched import TokenGather, batch_reader, token_gather
-from .collation import allocating
+from .collation import allocating, collate
 from .columnruns import ColumnRuns, Cut, OneByOne, Where, reads_runs
 from .groups import Groups, Many, group_bytes
 from .pipeline import Pipeline, StageTimes, Window
 from .sample import Batch, Stamp
 from .slots import Slots
+from .stages import Stage, Stages
+from .stages_passes import CUT_OFF, FilteredPasses, Making, Staged, refuse_points
+from .stages_state import common_state
 from .transfer import SideStream, Transfer, tensor_bytes
 
 if TYPE_CHECKING:
@@ -47,7 +50,9 @@ class Loader:
     gathered by one). Image decoders and numpy release the interpreter's lock, so they scale; a transform in pure
     Python does not: use ``torch.utils.data.DataLoader`` with workers for that. ``prefetch``: bytes of batches that may
     be ready ahead. ``device``: a CUDA device to which batches are copied on a stream of their own; ``pin_memory``
-    (implied by it) makes them in page-locked memory. ``collate_fn``: as in :meth:`ShardDataset.batched`.
+    (implied by it) makes them in page-locked memory. ``collate_fn``: as in :meth:`ShardDataset.batched`. ``stages``:
+    what is done with each sample before batches are made (:mod:`loader.stages`); with a :class:`loader.Filter` among
+    them, ``steps`` is how many batches an epoch has (:mod:`loader.stages_filter`).
 
     Batches come in the data set's order, in buffers that are used again once nothing refers to a batch any more. An
     exception from reading or a transform is raised where its batch would have come, with a note of the stage. Leaving
@@ -67,8 +72,10 @@ class Loader:
         device: torch.device | str | None = None,
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         transfer: Transfer | None = None,
+        stages: Sequence[Stage] = (),
+        steps: int | None = None,
     ) -> None:
-        for name, value in (("threads", threads), ("prefetch", prefetch)):
+        for name, value in (("threads", threads), ("prefetch", prefetch), ("steps", steps)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"Loader({name}={value!r}) is not a positive number")
         self.dataset = dataset
@@ -78,24 +85,39 @@ class Loader:
         self._transfer = transfer if transfer is not None else _transfer_to(device)
         pin = (pin_memory or device is not None) and torch.cuda.is_available()
         self._slots = Slots(most=prefetch, pin=pin)
+        self._stages = Stages(stages)
+        if steps is not None and not self._stages.filters:
+            raise ConfigError(f"Loader(steps={steps}) without a filter stage", hint="its batches are the data set's")
+        making = Making(self._readers, prefetch, collate_fn, self._slots, self._transfer)
+        self._filtered = FilteredPasses(dataset, self._stages, steps, making) if self._stages.filters else None
         self._running: Pipeline[Any, Many] | None = None
         self._times = StageTimes()
 
     def __len__(self) -> int:
-        """Batches in a whole epoch: the same for every rank."""
-        return self.dataset.steps
+        """Batches in a whole epoch: the same for every rank. Raises ``CountsUnknown`` where filter stages decide it."""
+        return self.dataset.steps if self._filtered is None else len(self._filtered)
+
+    @property
+    def _readers(self) -> int:
+        """Threads that read: some more where they wait for processes."""
+        return self._threads + self._stages.processes
 
     def batched(self) -> Batches:
-        """The same batches as a data set, for code that wants a ``DataLoader`` of one."""
+        """The same batches as a data set, for code that wants a ``DataLoader`` of one. Without stages only."""
+        if len(self._stages):
+            raise ConfigError("batched() would leave out the stages", hint="iterate the Loader itself")
         return self.dataset.batched(self._collate)
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches of the next pass."""
-        self.close()
+        self._stop()
+        if self._filtered is not None:
+            self._filtered.check()
+            return self._filtered.read(self.dataset.claim_pass())
         return self._read(self.dataset.claim_pass())
 
     def _read(self, claim: Start | None) -> Iterator[Any]:
-        with self.dataset.begin_pass(claim, threads=self._threads) as reading:
+        with self.dataset.begin_pass(claim, threads=self._readers) as reading:
             pipeline = self._pipeline(reading)
             self._running, self._times = pipeline, pipeline.times
             try:
@@ -106,7 +128,7 @@ class Loader:
                     del many, batch
                 if pipeline.cut_off and not reading.plan.is_over(reading.progress.batches):
                     raise NearflashError(
-                        "this pass was ended by close(), load_state_dict() or another iter() of its Loader",
+                        CUT_OFF,
                         hint="go on with the iterator that was made last",
                     )
                 reading.finished()
@@ -118,6 +140,8 @@ class Loader:
                     self._transfer.close()
 
     def _pipeline(self, reading: Reading) -> Pipeline[Any, Many]:
+        if len(self._stages):
+            return self._grouped(reading, self._staged(reading))
         gather = token_gather(reading, self._collate)
         if gather is None and self._collate is None and reads_runs(reading):
             columns = _TableRun(reading, self._slots, self._transfer)
@@ -129,14 +153,7 @@ class Loader:
                 cost=_cost,
             )
         if gather is None:
-            groups = Groups(batch_reader(reading, self._collate), self._slots, self._transfer, self._prefetch)
-            return Pipeline(
-                groups.of(reading.batches()),
-                groups,
-                threads=self._threads,
-                window=Window(4 * self._threads, self._prefetch),
-                cost=_cost,
-            )
+            return self._grouped(reading, batch_reader(reading, self._collate))
         return Pipeline(
             reading.runs(max(1, _RUN_BYTES // max(gather.sample_bytes, 1))),
             _TokenRun(gather, self._slots, self._transfer),
@@ -145,8 +162,25 @@ class Loader:
             cost=_cost,
         )
 
+    def _staged(self, reading: Reading) -> Callable[..., Any]:
+        """What makes one batch of a pass, behind the stages."""
+        staged, joined = Staged(reading, self._stages), self._collate or collate
+        return lambda batch, stamp, places: joined(staged.samples(batch, stamp, places)[0])
+
+    def _grouped(self, reading: Reading, whole: Callable[..., Any]) -> Pipeline[Any, Many]:
+        groups, threads = Groups(whole, self._slots, self._transfer, self._prefetch), self._readers
+        window = Window(4 * threads, self._prefetch)
+        return Pipeline(groups.of(reading.batches()), groups, threads=threads, window=window, cost=_cost)
+
     def close(self) -> None:
-        """Stop the threads of a pass that is under way. Idempotent; the loader can be iterated again."""
+        """Stop the threads of a pass that is under way, and the stages' processes. Idempotent; the loader can be
+        iterated again."""
+        self._stop()
+        self._stages.close()
+
+    def _stop(self) -> None:
+        if self._filtered is not None:
+            self._filtered.close()
         running, self._running = self._running, None
         if running is not None:
             running.close()
@@ -154,7 +188,7 @@ class Loader:
     @property
     def times(self) -> StageTimes:
         """Where the time of the latest pass went."""
-        return self._times
+        return self._times if self._filtered is None else self._filtered.times
 
     # --- where the user is: the data set's own ---
 
@@ -163,12 +197,22 @@ class Loader:
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """As :meth:`ShardDataset.state_dict`: the batches handed out so far are used."""
-        return self.dataset.state_dict()
+        """As :meth:`ShardDataset.state_dict`: the batches handed out so far are used. With filter stages it is this
+        rank's own (:mod:`loader.stages_filter`)."""
+        return self.dataset.state_dict() if self._filtered is None else self._filtered.state_dict()
+
+    @staticmethod
+    def common_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state for all ranks, of any number, from those of all ranks of a Loader with filter stages."""
+        return common_state(states)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As :meth:`ShardDataset.load_state_dict`; a pass that is under way ends."""
-        self.close()
+        self._stop()
+        if self._filtered is not None:
+            self._filtered.load_state_dict(state)
+            return
+        refuse_points(state)
         self.dataset.load_state_dict(state)
 
     def __enter__(self) -> Self:
