@@ -35,7 +35,8 @@ from .nodeplan import NodePlan
 from .nodetables import NodeTables
 from .options import Options
 from .order import EpochOrder
-from .passes import BatchRule, PassPlan, Prefetch
+from .passes import BatchRule, PassPlan
+from .planahead import PlanAhead, PlanNames
 from .samples import Recipe, SampleReader
 from .settingwords import OrderWords
 from .shardstates import base_of, state_of
@@ -67,6 +68,7 @@ class Definition(KeepsRows):
         self._anchor: tuple[OrderSettings, int, Anchor] | None = None  # of which epoch
         self.nodes = NodeTables(options.nodes)
         self.indexes = IndexCache()
+        self._plan_names = PlanNames()
 
     @property
     def client(self) -> Client:
@@ -300,18 +302,20 @@ class Definition(KeepsRows):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None, "_tally": None, "_orders": None}
 
-    def prefetch(self, plan: PassPlan[EpochOrder]) -> Prefetch | Lookahead | None:
+    def prefetch(self, plan: PassPlan[EpochOrder]) -> PlanAhead | Lookahead | None:
         """What asks for the next shards; ``None`` where they are local files whose counts are known, or no objects."""
         listing = self.listing
         remote = any("://" in stat.url for stat in listing.shards[:1]) and not listing.format.folder
         lanes = plan.lanes() if isinstance(plan, NodePlan) else None
         ahead = max(_LEAST_AHEAD, 2 * (plan.order.plan.lanes if lanes is None else len(lanes)))
+        assert self._orders is not None  # the plan was made from them
+        after = partial(self._orders[1].whole, plan.order.epoch + 1)
+        follow = partial(PlanAhead, self.client, listing, after=after, names=self._plan_names, ahead=ahead, lanes=lanes)
         if self.tally is not None:
-            return Lookahead(plan, listing, self.tally, self.client, ahead=ahead, remote=remote, lanes=lanes)
-        if not remote:
-            return None
-        begin = min(plan.position, plan.order.total)
-        return Prefetch(self.client, listing, plan.order, begin, ahead=ahead, lanes=lanes)
+            return Lookahead(
+                plan, listing, self.tally, self.client, ahead=ahead, remote=remote, follow=follow, lanes=lanes
+            )
+        return follow(plan.order, min(plan.position, plan.order.total)) if remote else None
 
     @property
     def recipe(self) -> Recipe:

@@ -85,6 +85,10 @@ class Orders:
             last = self._last = self.anchored(epoch, None)
         return last
 
+    def whole(self, epoch: int) -> EpochOrder:
+        """As a call, but not remembered."""
+        return self.anchored(epoch, None)
+
     def anchored(self, epoch: int, anchor: Anchor | None) -> EpochOrder:
         """The epoch's order from where a state left off (``loader.anchors``)."""
         plan = self._plan if self._plan is not None else self._planned(epoch)

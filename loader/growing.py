@@ -51,6 +51,10 @@ class GrowingOrders:
         self._last = _Grown(epoch, anchor, known, order)
         return order
 
+    def whole(self, epoch: int) -> EpochOrder:
+        """As :meth:`known`, from the epoch's beginning on."""
+        return self.known(epoch)
+
     def trying(self, epoch: int, anchor: Anchor) -> EpochOrder:
         """The order from another anchor on. Raises StateError for one that does not fit the lanes or the counts."""
         return self._orders.anchored(epoch, anchor).with_counts(self._tally.counts())

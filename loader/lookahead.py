@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from .order import EpochOrder
 from .passes import PassPlan
 from .permute import Int64s
+from .planahead import PlanAhead
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 class Lookahead:
     """Has the next blocks' shards counted (which fetches them), and asks the client for those that are counted.
 
-    ``ahead``: how many shards beyond those in use are asked for. ``remote``: whether there is anything to fetch.
-    ``lanes``: those of the node, if it is not to have all. Counts are needed of all lanes.
+    Once all are counted the rest of the pass goes by a plan, which ``follow`` makes. ``ahead``: how many shards beyond
+    those in use are asked for. ``remote``: whether there is anything to fetch. ``lanes``: those of the node, if it is
+    not to have all. Counts are needed of all lanes.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Lookahead:
         *,
         ahead: int,
         remote: bool,
+        follow: Callable[[EpochOrder, int], PlanAhead],
         lanes: Int64s | None = None,
     ) -> None:
         self._plan = plan
@@ -41,6 +45,8 @@ class Lookahead:
         self._client = client
         self._ahead = ahead
         self._remote = remote
+        self._follow = follow
+        self._planned: PlanAhead | None = None
         self._lanes = lanes
         self._order: EpochOrder | None = None
         self._next = 0
@@ -49,13 +55,19 @@ class Lookahead:
 
     def reach(self, position: int) -> None:
         """Reading has come to ``position``."""
+        if self._planned is not None:
+            self._planned.reach(position)
+            return
         order = self._plan.latest
         if order is self._order and position < self._next:
             return
         self._order = order
         self._next = position + max(1, (order.settled - position) // 8)
         self._tally.want(self, order.to_count(position, self._manifest.sizes))
-        if self._remote:
+        if self._remote and order.complete:
+            self._planned = self._follow(order, min(position, order.settled))
+            self._planned.reach(position)
+        elif self._remote:
             self._ask(order, min(position, order.settled))
 
     def _ask(self, order: EpochOrder, position: int) -> None:
@@ -70,3 +82,5 @@ class Lookahead:
     def close(self) -> None:
         """Have nothing more counted for this pass."""
         self._tally.forget(self)
+        if self._planned is not None:
+            self._planned.close()
