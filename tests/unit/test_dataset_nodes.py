@@ -106,6 +106,22 @@ class TestOwnLanes:
         lane = plan.order.lane_of(plan.positions(2)).tolist()
         assert set(lane) <= {8, 9, 10, 11}
 
+    @pytest.mark.parametrize("options", [{}, {"pad": True}])
+    def test_sets_that_are_counted_while_they_are_read(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        """Also from a state on, whose repeats come from before it."""
+        write_tars(tmp_path, [2, 3] * 40)
+        options |= {"block_shards": 1, "lanes": 8}
+        whole = joined([ids(make(tmp_path, **options).batched())])
+        names = ["a", "b", "c", "a"]
+        datasets = ranks(tmp_path, 4, names, **options)
+        assert all(ds._definition.listing.progressive for ds in datasets)
+        assert joined(read(datasets)) == whole
+        for taken in (1, 5, len(whole) - 1):
+            state = ranks(tmp_path, 4, names, **options)[0].state_at(taken)
+            assert state["nodes"] == ["a", "b", "c"]
+            for others in (names, ["c", "b", "d", "d"], ["x"] * 4):
+                assert joined(read(ranks(tmp_path, 4, others, state, **options))) == whole[taken:]
+
     def test_in_the_data_set_s_own_order_no_lane_is_any_node_s(self, folder: Path) -> None:
         parts = read(ranks(folder, 6, 3, shuffle=False))
         assert [list(chain(*batch)) for batch in zip(*parts, strict=True)] == ids(make(folder, shuffle=False).batched())
