@@ -332,5 +332,5 @@ class MixtureDefinition(KeepsRows):
         return MixtureReader(readers, self.options.read, ids=self.options.ids)
 
     def prefetch(self, plan: PassPlan[MixtureOrder]) -> MixtureAhead | None:
-        ahead = MixtureAhead(plan.order, self.sources, self.manifests)
+        ahead = MixtureAhead(plan.order, plan.position, self.sources, self.manifests)
         return ahead if ahead.remote else None
