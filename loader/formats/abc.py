@@ -70,10 +70,13 @@ class Opened(NamedTuple):
 
 class Joined(NamedTuple):
     """One field of all samples of a shard, whose values lie in one array: sample ``i`` has ``lengths[i]`` of them from
-    ``starts[i]`` on (:meth:`Format.lengths`)."""
+    ``starts[i]`` on (``lengths`` as :meth:`Format.lengths`). With ``dtype`` the array is of bytes, which ``starts``
+    count, and values are of that."""
 
     values: npt.NDArray[Any]
     starts: npt.NDArray[Any]
+    lengths: npt.NDArray[Any]
+    dtype: np.dtype[Any] | None = None
 
 
 class SampleIndex(ABC):
@@ -228,7 +231,7 @@ class Format(ABC):
         return None
 
     def joined(self, source: Any, index: Any, field: str, url: str) -> Joined | None:
-        """All values of ``field``, where they lie in one array and :meth:`lengths` tells how many each sample has."""
+        """All values of ``field``, where they are 1-D arrays that lie in one, or are bytes."""
         return None
 
     def in_epoch(self, seed: int, epoch: int) -> Format:

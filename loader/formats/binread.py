@@ -106,18 +106,13 @@ class BinReader:
         docs = layout.docs[pieces].astype(np.int64)
         sizes = layout.sizes[pieces].astype(np.int64)
         if not sizes.all():
-            self._refuse(int(docs[int(np.argmin(sizes))]), url)
+            self._documents.refuse(int(docs[int(np.argmin(sizes))]), url)
         ends = np.cumsum(sizes)
         last = np.cumsum(counts) - 1
         used = np.add.reduceat(sizes, last + 1 - counts)
         # each bin's pieces begin where it does: its padding lies between them and those of the next one
         begins = ends - sizes + np.repeat(np.arange(len(rows)) * length - (ends[last] - used), counts)
         return _Cut(docs, layout.firsts[pieces].astype(np.int64), sizes, begins, used, counts)
-
-    def _refuse(self, doc: int, url: str) -> None:
-        none = np.zeros(1, np.int64)
-        self._documents.pieces(np.array([doc]), none, none, url)  # says why
-        raise FormatError(f"document {doc} is empty", url=url)
 
     def _runs(self, documents: Documents, cut: _Cut, url: str) -> tuple[list[Row], dict[int, int]]:
         """The values of each piece; and, by piece, the one that follows where labels need it: its document goes on."""

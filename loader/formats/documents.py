@@ -15,6 +15,9 @@ from .abc import Format, Joined, Opened
 from .bins import Int64s
 
 Row = npt.NDArray[Any]
+TOKENS = "iu"
+MASKS = "iub"
+"""Kinds of dtypes."""
 
 _RUN = 1 << 22
 """Tokens that are compared at a time: a file may have billions."""
@@ -48,16 +51,32 @@ class DocumentField:
         return frozenset({self.field})
 
     def find(self, opened: Opened, url: str) -> Found:
-        """All documents of a shard. Raises ``MissingField`` where no sample has the field."""
+        """All documents of a shard. Raises ``DataError`` where not one of them can be read."""
         told = None
-        if self.eos_id is None and self.dtype is None:
-            told = self.format.lengths(opened.source, opened.index, self.field, url)
+        if self.eos_id is None:
+            joined = self.joined(opened, url)
+            if joined is not None:
+                told = joined.lengths
+            elif self.dtype is None:
+                told = self.format.lengths(opened.source, opened.index, self.field, url)
         return Found(told, None) if told is not None else self._find(opened, url)
+
+    def joined(self, opened: Opened, url: str) -> Joined | None:
+        """All tokens of a shard in one array, where they lie so."""
+        joined = self.format.joined(opened.source, opened.index, self.field, url)
+        if joined is None or joined.dtype != np.uint8 or self.mask:
+            return joined
+        if self.dtype is None:
+            return None  # reading them says what is wrong
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        items, over = np.divmod(joined.lengths.astype(np.int64), dtype.itemsize)
+        lengths = np.where((joined.lengths < 0) | (over != 0), -1, items)
+        return joined._replace(lengths=lengths, dtype=dtype)
 
     def _find(self, opened: Opened, url: str) -> Found:
         lengths: list[int] = []
         counts: list[int] = []
-        missing: MissingField | None = None
+        wrong: DataError | None = None
         readable = 0
         n = len(opened.index)
         for first in range(0, n, _AT_ONCE):
@@ -65,13 +84,13 @@ class DocumentField:
                 before = len(lengths)
                 if isinstance(row, DataError):
                     lengths.append(-1)
-                    missing = missing or (row if isinstance(row, MissingField) else None)
+                    wrong = wrong or row
                 else:
                     lengths += [len(row)] if self.eos_id is None else self._split(row)
                     readable += 1
                 counts.append(len(lengths) - before)
-        if missing is not None and not readable:
-            raise missing
+        if wrong is not None and not readable:
+            raise wrong
         found = np.array(lengths, dtype=np.int64)
         return Found(found, None if self.eos_id is None else np.array(counts, dtype=np.int64))
 
@@ -101,7 +120,7 @@ class DocumentField:
         out = []
         for i, value in zip(numbers, values, strict=True):
             try:
-                out.append(_as_row(value, kind, self.dtype, "iub" if self.mask else "iu"))
+                out.append(_as_row(value, kind, self.dtype, MASKS if self.mask else TOKENS))
             except ValueError as e:
                 raise FormatError(f"field {self.field!r} of sample {i} {e}", url=url) from None
         return out
@@ -142,6 +161,8 @@ def _as_row(value: Any, kind: str, dtype: str | None, kinds: str) -> Row:
             value = value.view(np.dtype(dtype).newbyteorder("<"))
         elif kind:
             raise ValueError(f"holds {kind!r} data, no tokens")
+        elif kinds == TOKENS:
+            raise ValueError("holds bytes: Packing(dtype=...) says of what, such as 'uint16', or 'uint8' for these")
     elif isinstance(value, list):
         value = np.array(value) if value else np.empty(0, np.int64)
     if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
@@ -180,21 +201,34 @@ class Documents:
         joined = self._at_once(url)
         if joined is None:
             return self._read(samples, at, sizes, url)
-        begins = joined.starts[samples].astype(np.int64) + at
-        ends = begins + sizes
+        if joined.dtype is None:
+            begins = joined.starts[samples].astype(np.int64) + at
+            ends = begins + sizes
+        else:
+            begins = joined.starts[samples].astype(np.int64) + at * joined.dtype.itemsize
+            ends = begins + sizes * joined.dtype.itemsize
         if int(begins.min()) < 0 or int(ends.max()) > len(joined.values):
             bad = int(samples[int(np.argmax((begins < 0) | (ends > len(joined.values))))])
             raise FormatError(f"sample {bad} lies outside of the shard: the index has changed", url=url)
-        values = joined.values
-        return [values[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+        values, dtype = joined.values, joined.dtype
+        spans = zip(begins.tolist(), ends.tolist(), strict=True)
+        if dtype is None:
+            return [values[a:b] for a, b in spans]
+        return [values[a:b].view(dtype) for a, b in spans]
 
     def _at_once(self, url: str) -> Joined | None:
         if not self._asked:
-            field = self._field
-            if field.dtype is None:
-                self._joined = field.format.joined(self._opened.source, self._opened.index, field.field, url)
+            joined = self._field.joined(self._opened, url)
+            if joined is not None and np.array_equal(joined.lengths, self._sizes):
+                self._joined = joined  # else some are not what was indexed: reading them says which
             self._asked = True
         return self._joined
+
+    def refuse(self, doc: int, url: str) -> None:
+        """Raise why a document could not be read when the shard was indexed."""
+        none = np.zeros(1, np.int64)
+        self._read(np.array([doc]) if self._sample is None else self._sample[[doc]], none, none, url)
+        raise FormatError(f"document {doc} is empty", url=url)
 
     def _read(self, samples: Int64s, at: Int64s, sizes: Int64s, url: str) -> list[Row]:
         rows = self._field.read(self._opened, samples, url)

@@ -85,7 +85,7 @@ class LlmC(WindowOptions, Format):
     def joined(self, source: LlmCSource, index: Any, field: str, url: str) -> Joined | None:
         if source.windows is not None or field != "tokens":
             return None
-        return Joined(source.tokens, np.zeros(len(index), np.int64))
+        return Joined(source.tokens, np.zeros(len(index), np.int64), np.array([len(source.tokens)] * len(index)))
 
 
 def _tokens(data: Bytes, url: str) -> npt.NDArray[Any]:

@@ -29,10 +29,10 @@ import numpy.typing as npt
 from cachefs.errors import ConfigError, Denied, FormatError, NotFound
 
 from ..sample import Sample
-from .abc import Bytes, Format, Objects, Ready, SampleIndex, all_there
+from .abc import Bytes, Format, Joined, Objects, Ready, SampleIndex, all_there
 from .listing import INDEX, tool_of
 from .magic import codec_of
-from .mds_columns import Column, make_column
+from .mds_columns import Column, Runs, make_column
 from .mds_listing import read_mds_index
 from .packed import CODECS, unpacked
 from .packed_head import begins
@@ -171,13 +171,9 @@ class Mds(Format):
             at += size
         return sample
 
-    def lengths(self, source: Bytes, index: MdsIndex, field: str, url: str) -> npt.NDArray[np.int64] | None:
-        column = index.columns.get(field)
-        if not isinstance(column, Column) or column.array is None:
-            return None
-        begins, ends, good = _places(source, index, field)
-        found = column.array.lengths(source, begins, ends)
-        return None if found is None else np.where(good, found, -1)
+    def joined(self, source: Bytes, index: MdsIndex, field: str, url: str) -> Joined | None:
+        runs = _runs(source, index, field)
+        return None if runs is None else Joined(source, *runs)
 
     def kind(self, index: MdsIndex, name: str) -> str:
         column = index.columns.get(name)
@@ -216,12 +212,13 @@ def _sizes(data: Bytes, columns: dict[str, Column | str], begin: int, end: int, 
     return sizes
 
 
-def _places(
-    data: Bytes, index: MdsIndex, field: str
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Where the values of one column begin and end, in all samples at once; and which samples are filled exactly, as
-    :func:`_sizes` checks it for one: the others' places are 0."""
+def _runs(data: Bytes, index: MdsIndex, field: str) -> Runs | None:
+    """Where the arrays of one column lie, in all samples at once; ``None`` for a column that is none of these, or does
+    not tell. Each sample is checked to be filled exactly, as :func:`_sizes` does it for one."""
     columns = index.columns
+    column = columns.get(field)
+    if not isinstance(column, Column) or column.array is None:
+        return None
     fixed = [None if isinstance(column, str) else column.size for column in columns.values()]
     begins, ends = index.offsets[:-1], index.offsets[1:]
     at = begins + 4 * fixed.count(None)
@@ -237,7 +234,8 @@ def _places(
             first, stop = at, at + sizes
         at = at + sizes
     good &= at == ends
-    return np.where(good, first, 0), np.where(good, stop, 0), good
+    runs = column.array.runs(data, np.where(good, first, 0), np.where(good, stop, 0))
+    return None if runs is None else runs._replace(lengths=np.where(good, runs.lengths, -1))
 
 
 def _header(raw: bytes, url: str, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -66,7 +66,6 @@ DTYPES = {
     66: "float64",
 }
 """Of arrays, by the codes that stand before them."""
-_WIDTHS = np.array([_SCALARS[DTYPES[code]].itemsize if code in DTYPES else 0 for code in range(256)], np.int64)
 _KINDS = {"jpeg": "jpg", "png": "png", "pil": "pil"}
 _LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[png]": 4, "list[pil]": 4}
 """Where in a value the number of the list's elements stands."""
@@ -93,24 +92,54 @@ class ArrayKind(NamedTuple):
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...] | None
 
-    def lengths(self, data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
-        """How many items the values have that lie in the bytes ``begins .. ends``, if all have one axis; -1 for one
-        that is no such value."""
+    def runs(self, data: Bytes, begins: Int64s, ends: Int64s) -> Runs | None:
+        """Where the items lie of the values in the bytes ``begins .. ends``; ``None`` unless all have one axis and one
+        dtype, as far as they are such values."""
         if self.shape is not None:
-            return np.full(len(begins), self.shape[0], np.int64) if len(self.shape) == 1 else None
-        heads = begins + (self.dtype is None)
+            return self._plain(begins, ends)
+        dtype, heads = self.dtype, begins
+        if dtype is None:
+            kinds = np.unique(data[begins[begins < ends]])
+            if len(kinds) != 1 or int(kinds[0]) not in DTYPES:
+                return None
+            dtype, heads = _SCALARS[DTYPES[int(kinds[0])]], begins + 1
         whole = heads < ends
-        codes = data[np.where(whole, heads, 0)].astype(np.int64) if len(data) else np.zeros(len(begins), np.int64)
+        codes = data[np.where(whole, heads, 0)].astype(np.int64)
         if (codes[whole] >> 2 != 1).any():
             return None
-        sizes = ends - heads - 1 - (1 << (codes & 3))
-        if self.dtype is None:
-            widths = _WIDTHS[data[np.where(whole, begins, 0)]]
-        else:
-            widths = np.full(len(begins), self.dtype.itemsize, np.int64)
-        bad = ~whole | (sizes < 0) | (widths == 0)
-        items, over = np.divmod(sizes, np.maximum(widths, 1))
-        return np.where(bad | (over != 0), -1, items)
+        starts = heads + 1 + (1 << (codes & 3))
+        items, over = np.divmod(ends - starts, dtype.itemsize)
+        good = whole & (items >= 0) & (over == 0)
+        for width in (1, 2, 4, 8):
+            some = np.flatnonzero(good & (1 << (codes & 3) == width))
+            declared = data[heads[some, None] + 1 + np.arange(width)].view(f"<u{width}")[:, 0]
+            good[some] = declared == items[some].astype(np.uint64)
+        return Runs(np.where(good, starts, 0), np.where(good, items, -1), dtype)
+
+    def _plain(self, begins: Int64s, ends: Int64s) -> Runs | None:
+        """Of values without a head of their own."""
+        if self.dtype is None or self.shape is None or len(self.shape) != 1:
+            return None
+        sizes = np.full(len(begins), self.shape[0], np.int64)
+        return Runs(begins, np.where(ends - begins == sizes * self.dtype.itemsize, sizes, -1), self.dtype)
+
+
+class _Bytes(ArrayKind):
+    """Values that are bytes, however many."""
+
+    def runs(self, data: Bytes, begins: Int64s, ends: Int64s) -> Runs | None:
+        return Runs(begins, ends - begins, np.dtype(np.uint8))
+
+
+BYTES = _Bytes(np.dtype(np.uint8), None)
+
+
+class Runs(NamedTuple):
+    """Arrays of one axis: the first byte of each, how many items it has (-1: it is none), and what they are."""
+
+    starts: Int64s
+    lengths: Int64s
+    dtype: np.dtype[Any]
 
 
 def make_column(name: str, encoding: str, allow_pickle: bool = False) -> Column:
@@ -125,6 +154,8 @@ def make_column(name: str, encoding: str, allow_pickle: bool = False) -> Column:
         return _array_column(name, encoding, rest)
     if base in _KINDS:
         return Column(name, None, _identity, _KINDS[base])
+    if encoding == "bytes":
+        return Column(name, None, _identity, array=BYTES)
     if encoding in _TEXTS:
         return Column(name, None, _TEXTS[encoding])
     if encoding in _LISTS:
@@ -225,7 +256,6 @@ def _str(raw: Bytes) -> str:
 
 
 _TEXTS: dict[str, Decode] = {
-    "bytes": _identity,
     "str": _str,
     "json": _json,
     "str_int": lambda raw: int(_str(raw)),

@@ -193,7 +193,9 @@ class Megatron(WindowOptions, Format):
             starts = starts[np.minimum(idx.documents[:-1], idx.sequences - 1)]  # behind all lies an empty one
         if (starts % item).any():
             return None
-        return Joined(source.data[: len(source.data) // item * item].view(idx.dtype), starts // item)
+        lengths = self.lengths(source, index, field, url)
+        assert lengths is not None  # it is told in the same cases
+        return Joined(source.data[: len(source.data) // item * item].view(idx.dtype), starts // item, lengths)
 
 
 def _span(idx: Idx, first: int, last: int, size: int, url: str) -> tuple[int, int]:

@@ -51,4 +51,6 @@ class TokenFile(Format):
         return sample
 
     def joined(self, source: npt.NDArray[Any], index: Any, field: str, url: str) -> Joined | None:
-        return Joined(source, np.zeros(len(index), np.int64)) if field == "tokens" else None
+        if field != "tokens":
+            return None
+        return Joined(source, np.zeros(len(index), np.int64), np.array([len(source)] * len(index)))

@@ -183,12 +183,13 @@ class Filtered(Derived):
         return kept
 
     def joined(self, source: Any, index: WhereIndex, field: str, url: str) -> Joined | None:
-        if len(index.bad):
-            return None  # these are not to be read
         stored = self.inner.joined(source, index.inner, field, url)
-        return (
-            None if stored is None else stored._replace(starts=stored.starts[index.stored_rows(np.arange(len(index)))])
-        )
+        if stored is None:
+            return None
+        rows = index.stored_rows(np.arange(len(index)))
+        lengths = np.array(stored.lengths[rows], dtype=np.int64)
+        lengths[index.bad] = -1
+        return stored._replace(starts=stored.starts[rows], lengths=lengths)
 
     def _asked(self, opened: Opened, url: str) -> tuple[Mask, dict[int, Damage]]:
         """What a function says of each sample."""

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import pickle
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from loader.manifest import LEAST_SHARDS
 from loader.testing import litdata_bytes, litdata_index, mds_bytes, tar_bytes
 from tests.fault.damage_cases.llmc import llmc
 from tests.fault.damage_cases.megatron import pair
+from tests.fault.format_damage import mutations
 
 LENGTH = 16
 PAD = -7
@@ -288,6 +290,51 @@ def test_a_mask_of_another_length_is_an_error(tmp_path: Path) -> None:
         list(dataset(tmp_path, "*.jsonl", packing=packing(mask="loss")))
 
 
+def test_masks_of_mds_are_checked_too(tmp_path: Path) -> None:
+    for size, raises in ((3, False), (2, True)):
+        sample = {
+            "tokens": bytes([1 << 2, 3]) + np.array([1, 2, 3], "<i4").tobytes(),
+            "loss": bytes([1 << 2, size]) + bytes(size),
+        }
+        columns = {"tokens": "ndarray:int32", "loss": "ndarray:uint8"}
+        (tmp_path / "0.mds").write_bytes(mds_bytes(columns, [sample], [None, None]))
+        ds = dataset(tmp_path, "*.mds", packing=packing(mask="loss"))
+        if raises:
+            with pytest.raises(FormatError, match="'loss' of sample 0 has 2 values for 3 tokens"):
+                list(ds)
+        else:
+            assert [sample["labels"].tolist() for sample in ds] == [[-100] * LENGTH]
+
+
+@pytest.mark.parametrize("write", [mds, mds_any, mds_bytes_column])
+def test_arrays_of_damaged_mds_lie_where_they_are_read(tmp_path: Path, write: Any) -> None:
+    """What is found of all samples at once is what each is read as, and nothing where it cannot be read."""
+    write(tmp_path, 0, documents(1)[0])
+    raw = (tmp_path / "0.mds").read_bytes()
+    kind, seen = formats.Mds(), 0
+    for _, damaged in mutations(random.Random(1), raw, 400):
+        data = np.frombuffer(bytearray(damaged), np.uint8)
+        try:
+            index = kind.index(data, "x")
+            columns = index.columns
+        except FormatError:
+            continue
+        joined = kind.joined(data, index, "tokens", "x") if "tokens" in columns else None
+        if joined is None:
+            continue
+        seen += 1
+        for i, (start, length) in enumerate(zip(joined.starts.tolist(), joined.lengths.tolist(), strict=True)):
+            try:
+                value = kind.read(data, index, i, "x", frozenset({"tokens"}))["tokens"]
+            except FormatError:
+                assert length == -1
+                continue
+            assert joined.dtype == value.dtype
+            assert length == len(value)
+            assert data[start : start + value.nbytes].tobytes() == value.tobytes()
+    assert seen > 100
+
+
 def together(ds: ShardDataset) -> list[tuple[int, ...]]:
     """Which documents share a sample, by their first tokens."""
     return [tuple(sample["tokens"][sample["cu_seqlens"][:-1]].tolist()) for sample in ds]
@@ -451,6 +498,13 @@ class TestDamage:
         with pytest.raises(DataError):
             list(dataset(tmp_path, "*.jsonl"))
 
+    def test_a_shard_without_any_document_that_can_be_read(self, tmp_path: Path) -> None:
+        jsonl(tmp_path, 0, [[1, 2]])
+        (tmp_path / "1.jsonl").write_text('{"tokens": "text"}\n')
+        with pytest.raises(FormatError, match=r"1.jsonl.*'tokens' of sample 0 is no row of integers but str"):
+            len(dataset(tmp_path, "*.jsonl"))
+        assert len(list(dataset(tmp_path, "*.jsonl", on_error="skip"))) == 1
+
     def test_a_field_that_is_nowhere_is_an_error_at_once(self, folder: Path) -> None:
         with pytest.raises(MissingField, match=r"'input_ids'.*fields present: tokens"):
             len(dataset(folder, packing=packing(field="input_ids")))
@@ -462,6 +516,9 @@ class TestDamage:
         with pytest.raises(FormatError, match="12 bytes, no whole number of int64 tokens"):
             tar(tmp_path, 0, [[1, 2, 3]])
             list(dataset(tmp_path, "*.tar", packing=packing(dtype="int64")))
+        mds_bytes_column(tmp_path, 0, [[1, 2]])
+        with pytest.raises(FormatError, match="holds bytes: Packing"):
+            len(dataset(tmp_path, "*.mds"))
         (tmp_path / "0.jsonl").write_text('{"tokens": [[1], [2]]}\n{"tokens": [0.5]}\n{"tokens": 3}\n')
         with pytest.raises(FormatError, match="is no row of integers"):
             list(dataset(tmp_path, "*.jsonl"))
