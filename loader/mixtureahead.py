@@ -1,45 +1,174 @@
-"""What a pass over a mixture asks for ahead: each source's next shards, also those of its next epoch."""
+"""What a pass over a mixture tells the node's cache: which shards of its sources are needed when."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from .passes import Prefetch
 
 if TYPE_CHECKING:
+    from cachefs.client import Client
+    from cachefs.shard import ObjectStat
+
     from .definition import Definition
     from .manifest import Manifest
     from .mixtureorder import MixtureOrder
+    from .permute import Int64s
+    from .planahead import PlanNames
 
 _LEAST_AHEAD: Final = 16
 _LAST_PART: Final = 8
 """A source's next epoch is asked for from the last eighth of the one before it on."""
+_MOST_TURNS: Final = 4
+"""A source that is read more often than that is needed all the time."""
+_NEVER: Final = 2**62
+
+
+class ShardUses(NamedTuple):
+    """Shards of one source, and between which positions each is read."""
+
+    shard: Int64s
+    first: Int64s
+    last: Int64s
+
+
+def uses_of(order: MixtureOrder, source: int, position: int, end: int) -> ShardUses:
+    """When the shards of a source are read from ``position`` to before ``end``, which may lie in later epochs.
+
+    In positions of this epoch, as bounds: that a sample is the k-th of its source says where it is to within a block.
+    Pure.
+    """
+    orders, size = order.sources[source], order.sources[source].total
+    begin, stop = (int(order.taken(at)[source]) for at in (position, end))
+    turns = range(begin // size, -(-stop // size))
+    if len(turns) > _MOST_TURNS:
+        shard = orders(turns[0]).uses_from(0).shard
+        return ShardUses(shard, np.full_like(shard, position), np.full_like(shard, end - 1))
+    parts: list[tuple[Int64s, Int64s, Int64s]] = []
+    for turn in turns:
+        uses = orders(turn).uses_from(max(begin - turn * size, 0))
+        soon = uses.first < stop - turn * size
+        parts.append((uses.shard[soon], uses.first[soon] + turn * size, uses.last[soon] + turn * size))
+    shard, first, last = (np.concatenate([np.zeros(0, np.int64), *column]) for column in zip(*parts, strict=True))
+    bounds = [np.clip(order.about(source, count, side), position, end - 1) for count, side in ((first, -1), (last, 1))]
+    return ShardUses(shard, bounds[0], bounds[1])
 
 
 class MixtureAhead:
-    """Asks for the shards of those sources that are not local files, a window ahead of the position being read."""
+    """Declares a plan to the daemon and goes by it, or asks for a window ahead where the daemon takes none.
+
+    For those sources that are not local files; those that one daemon serves are in one plan.
+    """
 
     def __init__(
-        self, order: MixtureOrder, position: int, sources: Sequence[Definition], manifests: Sequence[Manifest]
+        self,
+        order: MixtureOrder,
+        position: int,
+        sources: Sequence[Definition],
+        manifests: Sequence[Manifest],
+        names: PlanNames,
     ) -> None:
-        self._order = order
-        remote = [
-            number
-            for number, manifest in enumerate(manifests)
-            if manifest.shards and "://" in manifest.shards[0].url and not manifest.format.folder
-        ]
-        taken = order.taken(min(position, order.total)).tolist() if remote else []
-        self._sources = [_SourceAhead(order, at, sources[at], manifests[at], taken[at]) for at in remote]
-        self._next = 0
+        self._groups: list[_Group] = []
+        for number, (source, manifest) in enumerate(zip(sources, manifests, strict=True)):
+            if manifest.shards and "://" in manifest.shards[0].url and not manifest.format.folder:
+                client = source.client
+                group = next((one for one in self._groups if one.is_of(client)), None)
+                if group is None:
+                    group = _Group(order, client, position, names)
+                    self._groups.append(group)
+                group.sources.append((number, manifest))
 
     @property
     def remote(self) -> bool:
         """Whether there is anything to ask for."""
-        return bool(self._sources)
+        return bool(self._groups)
 
     def reach(self, position: int) -> None:
-        """Reading has come to ``position``: nothing new is known before it comes to another block of the mixing."""
+        """Reading has come to ``position``."""
+        for group in self._groups:
+            group.reach(position)
+
+    def close(self) -> None:
+        """Plans stay until the next pass's, or the client's end. Idempotent."""
+        for group in self._groups:
+            group.close()
+
+
+class _Group:
+    """Sources of one daemon. It is told of the position before the last one reached, whose samples may still be on
+    their way."""
+
+    def __init__(self, order: MixtureOrder, client: Client, position: int, names: PlanNames) -> None:
+        self.sources: list[tuple[int, Manifest]] = []
+        self._order = order
+        self._client = client
+        self._behind = position
+        self._names = names
+        self._number = names.take()
+        self._declared = False
+        self._closed = False
+        self._edges = np.zeros(0, dtype=np.int64)
+        self._next = -1
+        self._asking: _Asking | None = None
+
+    def is_of(self, client: Client) -> bool:
+        """Whether that client's daemon is this one."""
+        return client is self._client or client.settings == self._client.settings
+
+    def reach(self, position: int) -> None:
+        at, self._behind = self._behind, position
+        if self._asking is None and at >= self._next and not self._tell(at):
+            self._asking = _Asking(self._order, self._client, at, self.sources)
+        if self._asking is not None:
+            self._asking.reach(position)
+
+    def _tell(self, position: int) -> bool:
+        """False if the daemon takes no plan."""
+        name = self._names.of(self._number)
+        if not (self._declared and self._client.progress(name, position)):
+            self._declared = self._declare(name, position)
+        passed = int(np.searchsorted(self._edges, position, side="right"))
+        self._next = int(self._edges[passed]) if passed < len(self._edges) else _NEVER
+        return self._declared
+
+    def _declare(self, name: str, position: int) -> bool:
+        """What the rest of this epoch and the next one need."""
+        order = self._order
+        end = order.total + order.usual
+        objects: list[ObjectStat] = []
+        uses: list[tuple[int, int, int]] = []
+        for source, manifest in self.sources:
+            of = uses_of(order, source, min(position, order.total), end)
+            shards, numbers = np.unique(of.shard, return_inverse=True)
+            numbers = numbers + len(objects)
+            objects += [manifest.stat(shard) for shard in shards.tolist()]
+            uses += list(zip(numbers.tolist(), of.first.tolist(), of.last.tolist(), strict=True))
+        spans = np.array([(first, last + 1) for _, first, last in uses], dtype=np.int64)
+        self._edges = np.unique(spans)  # between them nothing changes
+        return self._client.plan(name, objects, uses, position=position)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._names.give_back(self._number)
+
+
+class _Asking:
+    """Asks for the sources' shards a window ahead."""
+
+    def __init__(
+        self, order: MixtureOrder, client: Client, position: int, sources: Sequence[tuple[int, Manifest]]
+    ) -> None:
+        self._order = order
+        taken = order.taken(min(position, order.total)).tolist()
+        self._sources = [_SourceAhead(order, client, at, manifest, taken[at]) for at, manifest in sources]
+        self._next = 0
+
+    def reach(self, position: int) -> None:
+        """Nothing new is known before reading comes to another block of the mixing."""
         if position < self._next:
             return
         order = self._order
@@ -50,17 +179,14 @@ class MixtureAhead:
         for source in self._sources:
             source.reach(taken[source.number])
 
-    def close(self) -> None:
-        """Nothing to do: what was asked for comes."""
-
 
 class _SourceAhead:
     """``begin``: how many samples of the source were read before the pass."""
 
-    def __init__(self, order: MixtureOrder, number: int, source: Definition, manifest: Manifest, begin: int) -> None:
+    def __init__(self, order: MixtureOrder, client: Client, number: int, manifest: Manifest, begin: int) -> None:
         self.number = number
         self._orders = order.sources[number]
-        self._source = source
+        self._client = client
         self._manifest = manifest
         self._epoch, position = divmod(begin, self._orders.total)
         self._asking = self._ask(self._epoch, position)
@@ -83,4 +209,4 @@ class _SourceAhead:
     def _ask(self, epoch: int, position: int) -> Prefetch:
         order = self._orders(epoch)
         ahead = max(_LEAST_AHEAD, 2 * order.plan.lanes)
-        return Prefetch(self._source.client, self._manifest, order, position, ahead=ahead)
+        return Prefetch(self._client, self._manifest, order, position, ahead=ahead)

@@ -23,6 +23,7 @@ from .mixturereader import MixtureReader, SourceReader
 from .mixturerows import joint
 from .mixturestate import MixtureState, SourceState
 from .passes import BatchRule, PassPlan
+from .planahead import PlanNames
 from .samples import Recipe
 from .workers import Place, find_place, parent_of_worker
 
@@ -45,6 +46,7 @@ class MixtureDefinition(KeepsRows):
     def _forget(self) -> None:
         self._manifests: tuple[Manifest, ...] | None = None
         self._shares: tuple[int, ...] | None = None
+        self._plan_names = PlanNames()
         self._mixings: dict[tuple[int, int], Mixing] = {}
         self._cuts: dict[tuple[int, int, int], EpochCut] = {}
         self._fresh: dict[int, MixtureSettings] = {}
@@ -332,5 +334,5 @@ class MixtureDefinition(KeepsRows):
         return MixtureReader(readers, self.options.read, ids=self.options.ids)
 
     def prefetch(self, plan: PassPlan[MixtureOrder]) -> MixtureAhead | None:
-        ahead = MixtureAhead(plan.order, plan.position, self.sources, self.manifests)
+        ahead = MixtureAhead(plan.order, plan.position, self.sources, self.manifests, self._plan_names)
         return ahead if ahead.remote else None

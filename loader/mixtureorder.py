@@ -190,6 +190,14 @@ class MixtureOrder:
         """How many samples of each source come before ``position`` in the run."""
         return self._offsets + self.mixing.taken(self.begin + position)
 
+    def about(self, source: int, numbers: Int64s, side: int) -> Int64s:
+        """A position before (``side=-1``) or behind (``1``) that of the source's samples with these numbers in the run,
+        by no more than the mixing leaves open."""
+        each = sum(self.mixing.shares) / self.mixing.shares[source]
+        exact = (numbers - self._offsets[source]) * each + side * (2 * each + self.mixing.block)
+        out: Int64s = np.floor(exact).astype(np.int64) - self.begin + (side > 0)
+        return out
+
     def near(self, source: int, number: int) -> Iterator[Places]:
         """The samples of a source next to one, singly: those before it, the nearest first, then those behind it."""
         before = range(number - 1, max(number - _NEAR, 0) - 1, -1)
