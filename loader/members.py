@@ -76,14 +76,14 @@ class MemberGather:
             opened = shards.get(number)
             if opened is None:
                 shard = self._pool.get(number)
-                index, kept = stored_in(shard.index)
+                index, kept, damaged = stored_in(shard.index)
+                if damaged and any(at in damaged for at, of in zip(rows, numbers, strict=True) if of == number):
+                    return None
                 layouts = self._layouts.setdefault(number, {})
                 opened = shards[number] = (shard.source, index, index.starts, index.sizes, index.names, layouts, kept)
             source, index, starts, sizes, names, layouts, kept = opened
             if kept is not None:
                 i = int(kept[i])
-                if i < 0:
-                    return None
             begin, end = index.first[i], index.first[i + 1]
             code = names[begin:end].tobytes()
             layout = layouts.get(code)

@@ -20,9 +20,9 @@ an error at once, whatever ``on_error`` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -296,14 +296,24 @@ def unfiltered(format: Format) -> Format:
     return format
 
 
-def stored_in(index: Any) -> tuple[Any, npt.NDArray[np.int64] | None]:
-    """The index that :func:`unfiltered` reads by, and in it the number of each sample here, -1 for one that is damaged;
-    ``None`` where they are the same."""
-    rows: npt.NDArray[np.int64] | None = None
+class Stored(NamedTuple):
+    """How :func:`unfiltered` reads samples: its ``index``, in it the number of each sample (``None``: the same), and
+    which of them are ``damaged``."""
+
+    index: Any
+    rows: npt.NDArray[np.integer[Any]] | None
+    damaged: Collection[int]
+
+
+def stored_in(index: Any) -> Stored:
+    """Where samples of this index are stored."""
+    rows: npt.NDArray[np.integer[Any]] | None = None
+    damaged: Collection[int] = ()
     while isinstance(index, WhereIndex):
-        if index.rows is not None or len(index.bad):
-            here = index.stored_rows(np.arange(len(index)))
-            here[index.bad] = -1
-            rows = here if rows is None else np.where(rows < 0, -1, here[rows])
+        if len(index.bad):  # seldom: then the samples are better looked at one by one
+            here = np.arange(len(index)) if rows is None else rows
+            damaged = {*damaged, *np.flatnonzero(np.isin(here, index.bad)).tolist()}
+        if index.rows is not None:
+            rows = index.rows if rows is None else index.rows[rows]
         index = index.inner
-    return index, rows
+    return Stored(index, rows, damaged)

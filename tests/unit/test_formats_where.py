@@ -383,10 +383,10 @@ class TestTheIndex:
         back = WhereIndex.from_bytes(index.to_bytes(), Plain(len(fates)))
         assert back.to_bytes() == index.to_bytes()
         assert back.stored_rows(np.arange(len(wanted))).tolist() == wanted
-        inner, places = stored_in(index)
-        assert inner is index.inner
-        expected = [-1 if i in damaged else i for i in wanted]
-        assert (expected == list(range(len(fates)))) if places is None else places.tolist() == expected
+        found = stored_in(index)
+        assert found.index is index.inner
+        assert (wanted == list(range(len(fates)))) if found.rows is None else found.rows.tolist() == wanted
+        assert sorted(found.damaged) == [k for k, i in enumerate(wanted) if i in damaged]
 
     @given(KEPT, st.data())
     def test_other_bytes_are_told(self, fates: list[str], data: st.DataObject) -> None:
@@ -402,9 +402,11 @@ class TestTheIndex:
 
     @given(KEPT, st.integers(0, 2))
     def test_filters_of_filters(self, fates: list[str], modulus: int) -> None:
-        inner = WhereIndex.of(Plain(len(fates)), np.array([f != "no" for f in fates], np.bool_), {})
+        damaged = {i: Damage(f, 0) for i, f in enumerate(fates) if f == "bad"}
+        inner = WhereIndex.of(Plain(len(fates)), np.array([f != "no" for f in fates], np.bool_), damaged)
         keep = np.array([i % (modulus + 1) == 0 for i in range(len(inner))], dtype=np.bool_)
-        index, places = stored_in(WhereIndex.of(inner, keep, {}))
+        index, places, bad = stored_in(WhereIndex.of(inner, keep, {}))
         assert isinstance(index, Plain)
         wanted = [i for i, f in enumerate(fates) if f != "no"][:: modulus + 1]
         assert (list(range(len(index))) if places is None else places.tolist()) == wanted
+        assert sorted(bad) == [k for k, i in enumerate(wanted) if i in damaged]
