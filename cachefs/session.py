@@ -119,7 +119,7 @@ class Session:
         while True:
             tries += 1
             connection = self._checkout(until)
-            if connection.version < version:
+            if version and connection.version < version:
                 spoken = connection.version
                 self._checkin(connection)
                 raise ProtocolMismatch(f"the daemon speaks protocol {spoken}, this call needs {version}")
