@@ -48,6 +48,7 @@ class SourceReader:
         self._short = orders.total < _SHORT and definition.format.base is definition.format
         self._turns: OrderedDict[int, _Turn] = OrderedDict()
         self._lock = threading.Lock()
+        self._closed = False
 
     def read(self, epoch: int, places: Places) -> list[Any]:
         """The finished samples of one of the source's epochs, as :meth:`SampleReader.read` gives them."""
@@ -75,10 +76,15 @@ class SourceReader:
         finally:
             with self._lock:
                 turn.users -= 1
-                idle = [number for number, other in self._turns.items() if not other.users]
-                done = [self._turns.pop(number) for number in idle[:-_IDLE]]
-            for other in done:
-                other.reader.close()
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle = [number for number, turn in self._turns.items() if not turn.users]
+            keep = 0 if self._closed else _IDLE
+            done = [self._turns.pop(number) for number in idle[: max(len(idle) - keep, 0)]]
+        for turn in done:
+            turn.reader.close()
 
     def pool(self) -> ShardPool:
         """The open shards of one epoch, for who hands out none of them; they stay open if :meth:`read` is not
@@ -87,9 +93,10 @@ class SourceReader:
             return reader.pool
 
     def close(self) -> None:
-        """Close all open shards. Idempotent."""
-        while self._turns:
-            self._turns.popitem()[1].reader.close()
+        """Close all open shards: those that a thread still reads from once it has done with them. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._close_idle()
 
 
 class MixtureReader:
