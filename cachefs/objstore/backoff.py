@@ -55,6 +55,8 @@ class Failure:
     store_has_answered: bool
     repeatable: bool
     """Whether doing it twice is the same as once. Otherwise only a store's plain "not now" is tried again."""
+    wrong: int = 1
+    """How many of the tries got a wrong reply."""
 
 
 def next_pause(failure: Failure, draw: float, policy: RetryPolicy) -> float | None:
@@ -71,7 +73,7 @@ def _worth_retrying(failure: Failure, policy: RetryPolicy) -> bool:
     if isinstance(failure.error, Throttled):
         return True
     if isinstance(failure.error, Corrupt):
-        return failure.repeatable and failure.tries < policy.corrupt_tries
+        return failure.repeatable and failure.wrong < policy.corrupt_tries
     return failure.repeatable and isinstance(failure.error, Unavailable)
 
 

@@ -22,7 +22,7 @@ from .buffers import as_pieces, check_range, check_version, match_tag
 from .multipart import Parts
 from .native import RUNTIME
 from .obstore_errors import OBSTORE_ERRORS, refusal_of
-from .replies import error_for
+from .replies import error_for, refusal_without_tag
 from .tasks import all_of, cancel_all
 
 if TYPE_CHECKING:
@@ -54,13 +54,15 @@ class Traits:
 
     ``to_path`` and ``to_key`` turn a key into obstore's path and back. ``bulk_delete``: one request deletes many keys
     and a missing one is no error. ``explains_head``: a refused HEAD is worth a GET, whose reply has a body that gives
-    the reason. ``pages``: a listing comes in key order and can go on after a key; otherwise it is taken as one page.
+    the reason. ``tagged``: every object has an ETag, so a reply without one is none of an object. ``pages``: a listing
+    comes in key order and can go on after a key; otherwise it is taken as one page.
     """
 
     to_path: Callable[[str], str] = str
     to_key: Callable[[str], str] = str
     bulk_delete: bool = False
     explains_head: bool = False
+    tagged: bool = False
     pages: bool = True
 
 
@@ -68,7 +70,7 @@ class ObstoreStore(ObjectStore):
     """One bucket (or root) through obstore. One try per call; keys must be plain (:mod:`.route`).
 
     ``connect`` makes the clients before the first request, in a thread; it raises when there are no credentials.
-    ``forget`` drops cached credentials, for :meth:`renew`.
+    ``renew`` looks credentials up anew and tells whether they may be others; it may block.
     """
 
     def __init__(
@@ -77,12 +79,12 @@ class ObstoreStore(ObjectStore):
         connect: Callable[[], Clients],
         traits: Traits,
         *,
-        forget: Callable[[], None] | None = None,
+        renew: Callable[[], bool] | None = None,
     ) -> None:
         self.url = url
         self._connect = connect
         self._traits = traits
-        self._forget = forget
+        self._renew = renew
         self._connected: Clients | None = None
 
     async def head(self, key: str) -> ObjectMeta:
@@ -91,6 +93,7 @@ class ObstoreStore(ObjectStore):
             meta = await obstore.head_async(clients.read, self._path(key))
         except OBSTORE_ERRORS as e:
             raise await self._head_error(e, clients, key) from e
+        self._check_tag(meta, b"", "head", key)
         return _meta(key, meta)
 
     async def get_range(self, key: str, start: int, end: int, *, version: ObjectMeta | None = None) -> Buffer:
@@ -120,6 +123,7 @@ class ObstoreStore(ObjectStore):
             data = await reply.bytes_async()
         except OBSTORE_ERRORS as e:
             raise self._error(e, "get", key) from e
+        self._check_tag(reply.meta, data, "get", key)
         meta = _meta(key, reply.meta)
         check_range((0, meta.size), len(data), (0, meta.size), url=self._url_of(key))
         return meta, data
@@ -196,10 +200,9 @@ class ObstoreStore(ObjectStore):
             await all_of([partial(self._delete_one, clients, key) for key in keys], at_once=_DELETES_AT_ONCE)
 
     async def renew(self) -> bool:
-        if self._forget is None:
+        if self._renew is None or not await asyncio.to_thread(self._renew):
             return False
-        await asyncio.to_thread(self._forget)
-        self._connected = None
+        self._connected = None  # the new one has none of the old one's tokens
         return True
 
     async def close(self) -> None:
@@ -232,6 +235,10 @@ class ObstoreStore(ObjectStore):
 
     def _error(self, error: BaseException, doing: str, key: str, *, bound: bool = False) -> StoreError:
         return error_for(refusal_of(error), doing, url=self._url_of(key), bound=bound)
+
+    def _check_tag(self, reply: Any, body: Buffer, doing: str, key: str) -> None:
+        if self._traits.tagged and reply["e_tag"] is None:
+            raise error_for(refusal_without_tag(memoryview(body)), doing, url=self._url_of(key))
 
     async def _head_error(self, error: BaseException, clients: Clients, key: str) -> StoreError:
         """The reason of a refused HEAD, which has no body to give one: that of a GET of the first byte."""

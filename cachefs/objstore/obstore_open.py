@@ -76,8 +76,8 @@ def _open_s3(url: ObjectUrl, access: Access, policy: RetryPolicy, source: Creden
 
         return _clients(url, make, policy, plain_http=access.plain_http)
 
-    traits = Traits(bulk_delete=access.bulk_delete, explains_head=True)
-    return ObstoreStore(url.root, connect, traits, forget=source.forget)
+    traits = Traits(bulk_delete=access.bulk_delete, explains_head=True, tagged=True)
+    return ObstoreStore(url.root, connect, traits, renew=lambda: source.renew(url.root))
 
 
 def _open_cloud(url: ObjectUrl, kind: Any, options: dict[str, Any], policy: RetryPolicy) -> ObstoreStore:

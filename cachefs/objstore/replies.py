@@ -37,6 +37,8 @@ _CREDENTIAL_HINTS = {
 
 _CLOCK = frozenset({"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
+_ERROR_BYTES = 4096
+_EXPIRED_HINT = "renew the session token, or where it comes from: the environment, the profile's file or its process"
 _THROTTLED = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"})
 _BAD_KEYS = {
     "InvalidAccessKeyId": "the store does not know the access key",
@@ -54,8 +56,12 @@ _RIGHTS = {
 }
 
 
-class CredentialsExpired(Denied):
-    """The credentials were good and are no more. The retry layer fetches new ones and tries again."""
+class CredentialsRefused(Denied):
+    """The store does not accept the keys as such. The retry layer looks for others and tries again with those."""
+
+
+class CredentialsExpired(CredentialsRefused):
+    """The credentials were good and are no more."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,15 @@ def refusal_of_os_error(error: OSError) -> Refusal:
     return Refusal(cut=True, detail=error.strerror or str(error))
 
 
+def refusal_without_tag(body: memoryview) -> Refusal:
+    """What a success of an S3 store without an ETag stands for: often an error in the body of a 200."""
+    text = bytes(body[:_ERROR_BYTES]).decode("utf-8", "replace")
+    code = re.search(r"<Code>\s*([A-Za-z0-9_.]+)\s*</Code>", text) if text.lstrip().startswith("<") else None
+    if code is None:
+        return Refusal(garbled=True, detail="a success without an ETag")
+    return Refusal(500, code[1], "an error in a reply of status 200")
+
+
 def credential_hint(url: str) -> str:
     """The way out for somebody whose credentials are missing or wrong."""
     scheme = url.partition("://")[0]
@@ -107,7 +122,7 @@ def error_for(refusal: Refusal, doing: str, *, url: str, bound: bool = False) ->
             hint="set the clock, for example with NTP",
         )
     if code in _EXPIRED:
-        return CredentialsExpired("the credentials have expired", url=url, hint="renew the session token")
+        return CredentialsExpired("the credentials have expired", url=url, hint=_EXPIRED_HINT)
     if code == "NoSuchBucket":
         return NotFound("no such bucket", url=url)
     if status == 404 or code in {"NoSuchKey", "NotFound"}:
@@ -133,10 +148,10 @@ def error_for(refusal: Refusal, doing: str, *, url: str, bound: bool = False) ->
 
 def _denied(refusal: Refusal, doing: str, url: str) -> StoreError:
     if refusal.code in _BAD_KEYS:
-        return Denied(_BAD_KEYS[refusal.code], url=url, hint=credential_hint(url))
+        return CredentialsRefused(_BAD_KEYS[refusal.code], url=url, hint=credential_hint(url))
     if refusal.status == 401:
         said = f": {shorten(refusal.detail)}" if refusal.detail else ""
-        return Denied(f"no credentials that the store accepts{said}", url=url, hint=credential_hint(url))
+        return CredentialsRefused(f"no credentials that the store accepts{said}", url=url, hint=credential_hint(url))
     right = _RIGHTS[doing]
     if doing in {"head", "get"}:
         # Without the right to list, a store says 403 for a key that is not there as well.

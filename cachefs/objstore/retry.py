@@ -12,14 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ..clock import Clock
-from ..errors import NearflashError, PreconditionFailed, Stalled, StoreError, Throttled, Unavailable
+from ..errors import Corrupt, Denied, NearflashError, PreconditionFailed, Stalled, StoreError, Throttled, Unavailable
 from ..metrics import Metrics
 from .abc import Listing, ObjectMeta, ObjectStore
 from .backoff import Failure, RetryPolicy, attempt_limit, next_pause
 from .buffers import as_pieces
 from .limiter import Limiter
 from .multipart import watched_upload
-from .replies import CredentialsExpired
+from .renewal import Renewal
+from .replies import CredentialsRefused
 from .tasks import all_of, within
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class RetryingStore(ObjectStore):
         self._clock = clock
         self._draw = draw
         self._answered = False
+        self._renewal = Renewal(inner.renew)
 
     async def head(self, key: str) -> ObjectMeta:
         return await self._run(_Request("head", key, "origin_heads"), lambda: self._inner.head(key))
@@ -175,19 +177,21 @@ class RetryingStore(ObjectStore):
     ) -> T:
         """The result of ``make()``, tried as often as the policy says, counted from ``began``."""
         began = self._clock.monotonic() if began is None else began
-        tries, renewed = 0, False
+        tries, wrong, renewed = 0, 0, False
         while True:
             tries += 1
+            attempts = self._renewal.attempts
             try:
                 return await self._try(request, make, began)
-            except CredentialsExpired:
-                if renewed or not await self._inner.renew():
-                    raise
+            except CredentialsRefused as error:
+                if renewed or not await self._renewed(request, began, attempts):
+                    raise Denied(error.what, url=error.url, hint=error.hint) from error.__cause__
                 renewed = True
                 continue
             except StoreError as error:
                 elapsed = self._clock.monotonic() - began
-                failure = Failure(error, tries, elapsed, self._answered, request.repeatable)
+                wrong += isinstance(error, Corrupt)
+                failure = Failure(error, tries, elapsed, self._answered, request.repeatable, wrong)
                 on_failure(failure)
                 pause = next_pause(failure, self._draw(), self._policy)
                 if pause is None:
@@ -196,8 +200,7 @@ class RetryingStore(ObjectStore):
             await self._clock.asleep(pause)
 
     async def _try(self, request: _Request, make: Callable[[], Awaitable[T]], began: float) -> T:
-        remaining = max(0.0, began + self._policy.deadline - self._clock.monotonic())
-        limit = remaining
+        remaining = limit = self._remaining(began)
 
         async def attempt() -> T:
             nonlocal limit
@@ -211,6 +214,20 @@ class RetryingStore(ObjectStore):
             return await within(self._clock, remaining, attempt())
         except TimeoutError:
             raise Stalled(f"no answer in {limit:.0f} s", url=f"{self.url}/{request.key}") from None
+
+    async def _renewed(self, request: _Request, began: float, attempts: int) -> bool:
+        """Whether there are other credentials now than when a try began; by the request's deadline."""
+        try:
+            return await within(self._clock, self._remaining(began), self._renewal.since(attempts))
+        except TimeoutError:
+            url = f"{self.url}/{request.key}"
+            what = "the credentials were refused, and looking for others took too long"
+            raise Denied(
+                what, url=url, hint="what gives them, a process or a metadata service, does not answer"
+            ) from None
+
+    def _remaining(self, began: float) -> float:
+        return max(0.0, began + self._policy.deadline - self._clock.monotonic())
 
     async def _once(self, request: _Request, make: Callable[[], Awaitable[T]]) -> T:
         started = self._clock.monotonic()

@@ -22,7 +22,7 @@ from .buffers import as_pieces, check_range, check_version, match_tag, parse_con
 from .credentials import CredentialSource
 from .multipart import upload_parts
 from .presets import Access
-from .replies import Refusal, error_for
+from .replies import Refusal, error_for, refusal_without_tag
 from .s3fs_errors import S3FS_ERRORS, refusal_of
 from .tasks import all_of
 
@@ -44,6 +44,7 @@ class S3fsStore(ObjectStore):
         self._policy = policy
         self._source = source
         self._connected: Any = None
+        self._former: Any = None
         self._connecting = asyncio.Lock()
 
     async def head(self, key: str) -> ObjectMeta:
@@ -52,6 +53,7 @@ class S3fsStore(ObjectStore):
             reply = await client.head_object(Bucket=self._bucket, Key=key)
         except S3FS_ERRORS as e:
             raise await self._head_error(e, client, key) from e
+        self._check_tag(reply, b"", "head", key)
         return _meta(key, reply, reply["ContentLength"])
 
     async def get_range(self, key: str, start: int, end: int, *, version: ObjectMeta | None = None) -> Buffer:
@@ -84,6 +86,7 @@ class S3fsStore(ObjectStore):
                 data: bytes = await body.read()
         except S3FS_ERRORS as e:
             raise self._error(e, "get", key) from e
+        self._check_tag(reply, data, "get", key)
         meta = _meta(key, reply, reply["ContentLength"])
         check_range((0, meta.size), len(data), (0, meta.size), url=self._url_of(key))
         return meta, data
@@ -173,14 +176,20 @@ class S3fsStore(ObjectStore):
             await all_of([partial(self._delete_one, client, key) for key in keys], at_once=_DELETES_AT_ONCE)
 
     async def renew(self) -> bool:
-        await asyncio.to_thread(self._source.forget)
-        await self.close()
-        return not self._source.anonymous
-
-    async def close(self) -> None:
-        client, self._connected = self._connected, None
+        if not await asyncio.to_thread(self._source.renew, self.url):
+            return False
+        # Requests under way still use the client with the old keys; the one before that has none any more.
+        client, self._former, self._connected = self._former, self._connected, None
         if client is not None:
             await client.close()
+        return True
+
+    async def close(self) -> None:
+        clients = (self._former, self._connected)
+        self._former = self._connected = None
+        for client in clients:
+            if client is not None:
+                await client.close()
 
     async def _delete_one(self, client: Any, key: str) -> None:
         try:
@@ -238,6 +247,10 @@ class S3fsStore(ObjectStore):
 
     def _error(self, error: BaseException, doing: str, key: str, *, bound: bool = False) -> StoreError:
         return error_for(refusal_of(error), doing, url=self._url_of(key), bound=bound)
+
+    def _check_tag(self, reply: Any, body: bytes, doing: str, key: str) -> None:
+        if reply.get("ETag") is None:
+            raise error_for(refusal_without_tag(memoryview(body)), doing, url=self._url_of(key))
 
     async def _head_error(self, error: BaseException, client: Any, key: str) -> StoreError:
         """The reason of a refused HEAD, which has no body to give one: that of a GET of the first byte."""

@@ -48,13 +48,13 @@ class TimerClock(ManualClock):
 
     :meth:`drive` runs a coroutine and moves the time on, from one sleeper's hour to the next, whenever nothing else is
     left to do. Only for code whose waits are all on this clock or on other coroutines of the same loop.
+
+    ``turns`` of the loop after which everything that can happen without time passing has happened.
     """
 
-    # Turns of the loop after which everything that can happen without time passing has happened.
-    _TURNS = 100
-
-    def __init__(self, *, time: float = 1_700_000_000.0, monotonic: float = 1000.0) -> None:
+    def __init__(self, *, time: float = 1_700_000_000.0, monotonic: float = 1000.0, turns: int = 100) -> None:
         super().__init__(time=time, monotonic=monotonic)
+        self._turns = turns
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
@@ -68,7 +68,7 @@ class TimerClock(ManualClock):
         task = asyncio.ensure_future(work)
         try:
             while True:
-                for _ in range(self._TURNS):
+                for _ in range(self._turns):
                     if task.done():
                         return task.result()
                     await asyncio.sleep(0)

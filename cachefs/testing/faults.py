@@ -36,7 +36,8 @@ class Fault:
     carries it out, the client gets a reset. ``cut_after``: reset after so many body bytes. ``stall_after``: nothing
     more after so many body bytes, the connection stays open. ``shift_range``: the reply's Content-Range names a range
     so many bytes further. ``whole``: a 206 turns into a 200 without Content-Range. ``etag``: replaces the reply's.
-    ``rate``: bytes a second for the reply's body.
+    ``rate``: bytes a second for the reply's body. ``extra``: so many bytes more than the range has, counted in the
+    reply's length. A ``status`` of 200 is an error in the body of what looks like a success.
     """
 
     latency: float = 0.0
@@ -50,3 +51,4 @@ class Fault:
     whole: bool = False
     etag: str | None = None
     rate: float | None = None
+    extra: int = 0

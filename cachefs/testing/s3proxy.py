@@ -218,7 +218,7 @@ class CountingProxy:
             answer.cancel()
             await asyncio.wait({upload, answer})
         record.status = reply.status
-        if not await self._reply(client, server, self._tampered(reply, fault), record, fault):
+        if not await self._reply(client, server, reply, record, fault):
             return False
         record.done = time.time()
         return complete and not reply.closes and not head.closes
@@ -248,12 +248,15 @@ class CountingProxy:
             reply = reply.replace(content_range=moved)
         if fault.whole and reply.status == 206:
             reply = reply.replace(start=b"HTTP/1.1 200 OK", content_range=None)
+        length = reply.get(b"content-length")
+        if fault.extra and length is not None and reply.status == 206:
+            reply = reply.replace(content_length=b"%d" % (int(length) + fault.extra))
         return reply
 
     async def _reply(self, client: Wire, server: Wire, reply: Head, record: RequestRecord, fault: Fault) -> bool:
         bodiless = record.method == "HEAD" or reply.status in {204, 304}
         if not fault.lose_reply:
-            await client.send(reply.encode())
+            await client.send(self._tampered(reply, fault).encode())
         if not bodiless:
             own = _Shaper(fault.rate) if fault.rate else None
             async for piece in server.body(reply):
@@ -261,6 +264,8 @@ class CountingProxy:
                     continue
                 if not await self._send_shaped(client, piece, record, fault, own):
                     return False
+            if fault.extra and reply.status == 206 and reply.get(b"content-length") is not None:
+                await client.send(bytes(fault.extra))
         if fault.lose_reply:
             client.reset()
         return not fault.lose_reply

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from cachefs.config import Settings
-from cachefs.errors import Changed, Corrupt, PreconditionFailed, StoreError, Throttled, Unavailable
+from cachefs.errors import Changed, Corrupt, Denied, PreconditionFailed, StoreError, Throttled, Unavailable
 from cachefs.metrics import Metrics
 from cachefs.objstore import BlockingStore, ObjectStore, open_store
 from cachefs.testing.faults import Fault
@@ -67,6 +67,17 @@ def test_a_read_survives_a_fault(store: BlockingStore, proxy: CountingProxy, fau
     assert bytes(store.get_range("k", 5, 2_500_000, version=meta)) == DATA[5:2_500_000]
     assert proxy.requests[0].fault == fault
     assert len(proxy.requests) >= (1 if fault.rate else 2)
+
+
+def test_an_error_in_the_body_of_a_success_is_no_object(store: BlockingStore, proxy: CountingProxy) -> None:
+    proxy.faults.add(Fault(status=200, code="SlowDown"), times=1)
+    assert store.head("k").size == len(DATA)
+    for code in ("SlowDown", "InternalError"):
+        proxy.faults.add(Fault(status=200, code=code), method="GET", times=2)
+        assert bytes(store.get("k")[1]) == DATA
+    proxy.faults.add(Fault(status=200, code="ExpiredToken"), method="GET", times=None)
+    with pytest.raises(Denied, match="expired"):
+        store.get("k")
 
 
 def test_a_reply_of_another_version_is_refused(store: BlockingStore, proxy: CountingProxy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,7 @@ from cachefs.objstore.backoff import Failure, RetryPolicy, attempt_limit, backof
 from cachefs.objstore.buffers import as_pieces, check_range, check_version, match_tag, parse_content_range
 from cachefs.objstore.limiter import Window
 from cachefs.objstore.presets import PRESETS, resolve
-from cachefs.objstore.replies import CredentialsExpired, Refusal, error_for, shorten
+from cachefs.objstore.replies import CredentialsExpired, CredentialsRefused, Refusal, error_for, shorten
 from cachefs.objstore.route import is_plain, is_plain_file, is_plain_url
 from cachefs.testing.strategies import ODD_KEYS, SPECIAL_NAMES, keys, plain_keys
 
@@ -98,12 +99,12 @@ def test_settings_that_cannot_work(origin: Origin) -> None:
         (Refusal(403, "AccessDenied"), "get", Denied, "missing or not allowed"),
         (Refusal(403, "AccessDenied"), "list", Denied, "s3:ListBucket"),
         (Refusal(403, "AccessDenied"), "put", Denied, "s3:PutObject"),
-        (Refusal(403, "SignatureDoesNotMatch"), "get", Denied, "AWS_SECRET_ACCESS_KEY"),
-        (Refusal(403, "InvalidAccessKeyId"), "list", Denied, "does not know the access key"),
+        (Refusal(403, "SignatureDoesNotMatch"), "get", CredentialsRefused, "AWS_SECRET_ACCESS_KEY"),
+        (Refusal(403, "InvalidAccessKeyId"), "list", CredentialsRefused, "does not know the access key"),
         (Refusal(403, "RequestTimeTooSkewed"), "get", ClockSkewed, "clock"),
         (Refusal(403, "ExpiredToken"), "get", CredentialsExpired, "expired"),
         (Refusal(400, "ExpiredToken"), "get", CredentialsExpired, "expired"),
-        (Refusal(401, None, "no token"), "get", Denied, "no credentials that the store accepts: no token"),
+        (Refusal(401, None, "no token"), "get", CredentialsRefused, "no credentials that the store accepts: no token"),
         (Refusal(412, "PreconditionFailed"), "put", PreconditionFailed, "state"),
         (Refusal(409, "ConditionalRequestConflict"), "put", PreconditionFailed, "state"),
         (Refusal(416, "InvalidRange"), "get", Changed, "shorter"),
@@ -277,6 +278,12 @@ def test_ranges_are_checked() -> None:
     for got, length in (((3, 9), 6), ((0, 10), 7), ((3, 10), 6)):
         with pytest.raises(Corrupt, match="asked for"):
             check_range(got, length, (3, 10), url="u")
+
+
+def test_only_wrong_replies_count_against_wrong_replies() -> None:
+    late = Failure(Corrupt("x"), 12, 5.0, True, True, wrong=1)
+    assert next_pause(late, 0.5, POLICY) is not None, "eleven other failures went before it"
+    assert next_pause(replace(late, wrong=POLICY.corrupt_tries), 0.5, POLICY) is None
 
 
 @given(st.integers(0, 1 << 50), st.integers(1, 1 << 40), st.integers(1, 1 << 60))

@@ -291,6 +291,58 @@ def test_expired_credentials_are_renewed_once() -> None:
     drive(body)
 
 
+def test_requests_that_find_the_token_expired_together_renew_it_once() -> None:
+    async def body(box: Box) -> None:
+        box.inner.keep("k", b"1")
+        box.faulty.plan.add(Misstep(error=CredentialsExpired("expired"), latency=1.0), times=6)
+        await asyncio.gather(*(box.store.head("k") for _ in range(6)))
+        assert box.faulty.renewed == 1
+
+    drive(body)
+
+
+def test_what_stays_expired_is_denied_and_nothing_else() -> None:
+    """Not a class of ours that a client across a socket does not know."""
+
+    async def body(box: Box) -> None:
+        box.faulty.plan.add(Misstep(error=CredentialsExpired("expired", hint="renew it")), times=None)
+        outcomes = await asyncio.gather(*(box.store.head("k") for _ in range(6)), return_exceptions=True)
+        assert [type(e) for e in outcomes] == [Denied] * 6
+        assert all("renew it" in str(e) for e in outcomes)
+        assert box.faulty.renewed <= 2
+
+    drive(body)
+
+
+def test_credentials_that_never_come_are_an_error_by_the_deadline() -> None:
+    async def body(box: Box) -> None:
+        async def renew() -> bool:
+            await asyncio.get_running_loop().create_future()
+            return True
+
+        box.store = RetryingStore(
+            RenewedBy(renew), RetryPolicy(), limiter=box.limiter, metrics=box.metrics, clock=box.clock
+        )
+        began = box.clock.monotonic()
+        with pytest.raises(Denied, match="took too long"):
+            await box.store.head("k")
+        assert box.clock.monotonic() - began == pytest.approx(RetryPolicy().deadline)
+
+    drive(body)
+
+
+class RenewedBy(FaultyStore):
+    """Always expired."""
+
+    def __init__(self, renew: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+        super().__init__(DictStore())
+        self.renewer = renew
+        self.plan.add(Misstep(error=CredentialsExpired("expired")), times=None)
+
+    async def renew(self) -> bool:
+        return await self.renewer()
+
+
 def test_a_cancelled_caller_leaves_nothing_behind() -> None:
     async def body(box: Box) -> None:
         box.faulty.plan.add(Misstep(hang=True), times=None)

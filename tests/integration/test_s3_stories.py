@@ -1,0 +1,91 @@
+"""Stories of a failing origin told by a real server behind the faulty proxy (the wide matrix runs in memory)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from cachefs.config import Settings
+from cachefs.errors import Changed, Corrupt, Denied, StoreError, Throttled, Unavailable
+from cachefs.objstore import BlockingStore, ObjectStore, open_store
+from cachefs.objstore.tasks import all_of
+from cachefs.testing.faults import Fault
+from cachefs.testing.originstories import KINDS, Story, story
+from cachefs.testing.s3proxy import CountingProxy
+from cachefs.testing.seaweed import SeaweedServer
+
+pytestmark = [pytest.mark.s3, pytest.mark.xdist_group("seaweed")]
+
+CHUNK = 128 << 10
+DEADLINE = 60.0
+SETTINGS = Settings.load({}, stall_timeout=1, request_deadline=DEADLINE, origin_parallel=4)
+DATA = random.Random(2).randbytes(8 * CHUNK)
+OTHER = random.Random(3).randbytes(8 * CHUNK)
+# A trickle takes the whole deadline, and a server of one pair of keys cannot give others: those run in memory only.
+ELSEWHERE = frozenset({"trickle", "expired"})
+SEEDS = [seed for seed in range(1, 40) if not ELSEWHERE & set(story(seed, CHUNK).kinds)][:20]
+
+
+@pytest.fixture
+def proxy(seaweed: SeaweedServer) -> Iterator[CountingProxy]:
+    with CountingProxy(seaweed.endpoint) as running:
+        yield running
+
+
+async def tell(told: Story, store: ObjectStore, proxy: CountingProxy, owner: BlockingStore) -> list[bytes | StoreError]:
+    meta = await store.head("k")
+    whole = DATA[: told.chunks * CHUNK]
+
+    async def chunk(index: int) -> bytes | StoreError:
+        if index == told.replaced:
+            await asyncio.to_thread(owner.put, "k", OTHER[: len(whole)])
+        if index == told.expired:
+            proxy.faults.add(Fault(status=400, code="ExpiredToken"), method="GET", times=None)
+        start, end = index * CHUNK, (index + 1) * CHUNK
+        try:
+            got = bytes(await store.get_range("k", start, end, version=meta))
+        except StoreError as e:
+            return e
+        assert got == whole[start:end], "bytes of the version that was opened, and no others"
+        return got
+
+    return await all_of([partial(chunk, i) for i in range(told.chunks)], at_once=told.at_once)
+
+
+def test_the_seeds_are_about_everything() -> None:
+    assert {kind for seed in SEEDS for kind in story(seed, CHUNK).kinds} >= set(KINDS) - ELSEWHERE
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stories(seaweed: SeaweedServer, proxy: CountingProxy, s3_bucket: str, seed: int) -> None:
+    told = story(seed, CHUNK)
+    backend = "fsspec" if seed % 3 == 0 else "obstore"
+    origin = replace(seaweed.origin, endpoint=proxy.endpoint, backend=backend)
+
+    async def main(owner: BlockingStore) -> list[bytes | StoreError]:
+        async with open_store(f"s3://{s3_bucket}", origin, settings=SETTINGS) as store:
+            outcomes = await tell(told, store, proxy, owner)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return outcomes
+
+    with BlockingStore(f"s3://{s3_bucket}", seaweed.origin) as owner:
+        owner.put("k", DATA[: told.chunks * CHUNK])
+        for trouble in told.troubles:
+            proxy.faults.add(trouble.fault, method="GET", after=trouble.after, times=trouble.times)
+        began = time.monotonic()
+        outcomes = asyncio.run(main(owner))
+    assert time.monotonic() - began < told.chunks * DEADLINE
+    errors = [e for e in outcomes if isinstance(e, StoreError)]
+    if told.survivable:
+        assert not errors, f"{told}: {errors[0]}"
+    assert all(type(e) in {Changed, Corrupt, Denied, Throttled, Unavailable} for e in errors), errors
+    if told.kinds == ("replaced",):
+        assert any(isinstance(e, Changed) for e in errors)
+    if "expired for good" in told.kinds:
+        assert any(type(e) is Denied for e in errors)
