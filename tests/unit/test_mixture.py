@@ -32,6 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(3):
             write_tokens(folder / "tokens" / name / f"{number}.bin", size + 32 * number)
     write_mds(folder / "mds", [5, 6])
+    write_tars(folder / "long", [100, 100, 77])
     return folder
 
 
@@ -84,11 +85,32 @@ class TestSources:
         with pytest.raises(DataError, match="differ in the field"):
             list(mixture.batched())
 
-    def test_what_is_written_into_a_sample_is_not_there_in_a_later_epoch_of_its_source(self, root: Path) -> None:
-        mixture = mix(root, of="bc", weights=[1, 1], samples=40)
+    @pytest.mark.parametrize("of", ["bc", "long"])
+    def test_what_is_written_into_a_sample_is_not_there_in_a_later_epoch_of_its_source(
+        self, root: Path, of: str
+    ) -> None:
+        """Of a source that is copied, and of one whose epochs have maps of their own."""
+        names = ["long", "c"] if of == "long" else list(of)
+        sources = {name: source(root, name) for name in names}
+        mixture = Mixture(sources, global_batch_size=4, weights=[9, 1], samples=700, ids=True)
+        seen: Counter[tuple[int, int]] = Counter()
         for sample in mixture:
             assert bytes(sample["bin"][:1]) != b"\xff"
             sample["bin"][:] = 0xFF
+            seen[sample["__source__"], sample["__id__"]] += 1
+        assert max(seen.values()) > 1
+
+    def test_threads_read_a_source_over_the_ends_of_its_epochs(self, root: Path) -> None:
+        def make() -> Mixture:
+            sources = {"long": source(root, "long", transform=noise), "b": source(root, "b", transform=noise)}
+            return Mixture(sources, global_batch_size=10, weights=[9, 1], samples=1000, ids=True)
+
+        expected = [(sample["__id__"], sample["noise"]) for sample in make()]
+        with loader.Loader(make(), threads=4) as made:
+            found = [
+                pair for batch in made for pair in zip(*(batch[n].tolist() for n in ("__id__", "noise")), strict=True)
+            ]
+        assert found == expected
 
     def test_one_with_weight_zero_is_not_even_listed(self, root: Path, tmp_path: Path) -> None:
         sources = {"gone": ShardDataset(tmp_path / "nowhere", batch_size=1), "a": source(root, "a")}
