@@ -73,6 +73,11 @@ class Derived(Format):
     @abstractmethod
     def identity(self) -> str: ...
 
+    @property
+    def kept_as(self) -> str:
+        """What else, besides the shard, that follows from which is kept beside it."""
+        return self.identity()
+
     def open(
         self, objects: Objects, url: str, *, index: Any = None, unpacked: int | None = None, part: int | None = None
     ) -> Opened:
@@ -98,7 +103,7 @@ class Derived(Format):
         return index
 
     def _name(self, in_parts: bool) -> str:
-        return f"{'parts' if in_parts else 'view'}-{name_digest(self.identity())}"
+        return f"{'parts' if in_parts else 'view'}-{name_digest(self.kept_as)}"
 
     def parts(self, objects: Objects, url: str) -> Sequence[int] | None:
         stored = self.inner.parts(objects, url)

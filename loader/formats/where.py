@@ -11,7 +11,8 @@ samples: exact for every number of ranks and workers, and none is read that is n
 
 **Identity.** A filter is part of the data set's digest, so the state of another one is refused. An expression is told
 by its text. A function is told by its module and name, or by ``name=``, which lambdas and functions that close over
-variables need: who changes what a function does gives it another name.
+variables need: who changes what a function does gives it another name. (What is kept beside a shard in the cache is
+told by the function's code as well, so an edited function is asked anew; of functions that it calls nothing is known.)
 
 **Damage.** A sample whose fields cannot be read, or that lacks one of them, keeps its place as a damaged sample does:
 it raises when it is read, and is skipped and counted under ``on_error="skip"``. What raises in the predicate itself is
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -125,6 +127,31 @@ def _told(function: Callable[..., Any], name: str | None) -> str:
     return str(qualified) if module in (None, "__main__", "__mp_main__") else f"{module}.{qualified}"
 
 
+def code_of(function: Any) -> str:
+    """What tells a function from what it was before somebody edited it, as far as its own code and constants tell. It
+    differs between versions of Python, so it is no part of a data set's digest."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return ""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    values = (
+        _constant(code),
+        [_constant(value) for value in (*cells, *(getattr(function, "__defaults__", None) or ()))],
+    )
+    return name_digest(repr(values))
+
+
+def _constant(value: Any) -> Any:
+    """A value as what its ``repr`` tells; of objects that have no lasting one, their type."""
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, [_constant(part) for part in value.co_consts]
+    if isinstance(value, tuple):
+        return [_constant(part) for part in value]
+    if isinstance(value, frozenset):
+        return sorted(repr(_constant(part)) for part in value)
+    return value if isinstance(value, str | bytes | int | float | complex | type(None)) else type(value).__qualname__
+
+
 def _called(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__name__)
 
@@ -137,6 +164,11 @@ class Filtered(Derived):
 
     def identity(self) -> str:
         return f"where {self.where.identity} over {self.inner.identity()}"
+
+    @property
+    def kept_as(self) -> str:
+        inner = self.inner.kept_as if isinstance(self.inner, Derived) else self.inner.identity()
+        return f"where {self.where.identity} as {code_of(self.where.predicate)} over {inner}"
 
     def derive(self, opened: Opened, url: str) -> WhereIndex:
         total = len(opened.index)

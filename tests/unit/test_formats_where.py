@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 
 import loader
 from cachefs.errors import ConfigError, EmptyDataset, FormatError, MissingField, StateError
-from loader.formats.abc import Damage, SampleIndex
+from loader.formats import Parquet, WebDataset
+from loader.formats.abc import Damage, Mapped, SampleIndex
 from loader.formats.where import Where, stored_in
 from loader.formats.where_index import WhereIndex
 from loader.testing import tar_bytes, write_mds
@@ -410,3 +411,87 @@ class TestTheIndex:
         wanted = [i for i, f in enumerate(fates) if f != "no"][:: modulus + 1]
         assert (list(range(len(index))) if places is None else places.tolist()) == wanted
         assert sorted(bad) == [k for k, i in enumerate(wanted) if i in damaged]
+
+
+class FakeObjects:
+    """One object in memory, and what is kept beside it. ``asked``: the bytes that were waited for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.beside: dict[str, bytes] = {}
+        self.asked: list[tuple[int, int]] = []
+
+    def map(self, url: str, stat: Any = None) -> Mapped:
+        return Mapped(
+            np.frombuffer(bytearray(self._data), np.uint8), lambda start, end: self.asked.append((start, end))
+        )
+
+    def kept(self, url: str, name: str) -> bytes | None:
+        return self.beside.get(name)
+
+    def keep(self, url: str, name: str, make: Any) -> None:
+        self.beside[name] = make()
+
+
+class TestWhatIsKeptBeside:
+    def tar(self, folder: Path) -> FakeObjects:
+        write_json_tars(folder, [20])
+        return FakeObjects((folder / "000.tar").read_bytes())
+
+    def test_it_is_asked_once(self, tmp_path: Path) -> None:
+        objects = self.tar(tmp_path / "t")
+        calls: list[int] = []
+
+        def counted(sample: Any) -> bool:
+            calls.append(sample["json"]["n"])
+            return is_english(sample)
+
+        format: Any = Where(counted, ["json"], name="counted").over(WebDataset())
+        first = format.open(objects, "u").index
+        again = format.open(objects, "u").index
+        assert calls == list(range(20))
+        assert again.stored_rows(np.arange(len(again))).tolist() == [0, 4, 8, 12, 16]
+        assert first.to_bytes() == again.to_bytes()
+
+    @pytest.mark.parametrize("at", [0, 9, -1])
+    def test_damage_only_costs_another_look(self, tmp_path: Path, at: int) -> None:
+        objects = self.tar(tmp_path / "t")
+        format: Any = ENGLISH_TARS.over(WebDataset())
+        format.open(objects, "u")
+        [name] = [name for name in objects.beside if name.startswith("view-")]
+        whole = objects.beside[name]
+        broken = bytearray(whole)
+        broken[at] ^= 1
+        objects.beside[name] = bytes(broken)
+        assert len(format.open(objects, "u").index) == 5
+        assert objects.beside[name] == whole
+
+    def test_an_edited_function_is_asked_anew(self) -> None:
+        def made(source: str) -> Any:
+            names: dict[str, Any] = {}
+            exec(source, names)
+            return names["f"]
+
+        def kept_as(source: str) -> str:
+            format: Any = Where(made(source), ["n"]).over(Parquet())
+            return str(format.kept_as)
+
+        one = "def f(sample):\n    return sample['n'] < 3\n"
+        assert kept_as(one) == kept_as("\n\n" + one)
+        assert kept_as(one) != kept_as(one.replace("3", "4"))
+        assert kept_as(one) != kept_as(one.replace("<", ">"))
+        assert kept_as(one) != kept_as(one.replace("'n'", "'m'"))
+
+    def test_of_parquet_only_the_columns_that_it_reads_are_waited_for(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        noise = np.random.default_rng(0)
+        table = {**rows(48), "noise": [noise.bytes(4000) for _ in range(48)]}
+        pq.write_table(pa.table(table), path, row_group_size=16)
+        objects = FakeObjects(path.read_bytes())
+        format: Any = Where(ENGLISH).over(Parquet())
+        assert list(format.parts(objects, "u")) == [4, 4, 4]
+        first = pq.ParquetFile(path).metadata.row_group(0)  # the footer is looked for in the last of the bytes
+        for column in map(first.column, range(first.num_columns)):
+            start = column.dictionary_page_offset or column.data_page_offset
+            waited = any(begin <= start < end for begin, end in objects.asked)
+            assert waited == (column.path_in_schema == "lang")
