@@ -13,6 +13,7 @@ link's name, 32 magic, 43-62 prefix of the name (IEEE Std 1003.1, "ustar Interch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,18 +36,28 @@ _MAGIC = 32
 _PREFIX, _PREFIX_END = 43, 63
 _POSIX, _GNU = 0x00_7261747375, 0x20_7261747375
 
-_FIRST = 16
-"""Plain headers in a row after which a run is looked for, where members are small."""
-_PATIENCE = 1024
-"""The same, where that found little time and again."""
-_SPARSE = 32 << 10
-"""Bytes from header to header, on average, from which on it costs less to go from one to the next."""
-_WORTH = 64
-"""Members of a run that was worth it."""
-_LEAST, _MOST = 64 << 10, 4 << 20
-"""Bytes of the first window, and of any."""
+_AT_ONCE = 2 << 20
+"""Bytes whose headers are copied together: what fits a cache."""
 _TILE = 16
-"""Headers that are compared at a time: short rows cost numpy more than what is in them."""
+"""Headers that are compared together: short rows cost numpy more than what is in them."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When runs are looked for, and how far ahead."""
+
+    first: int = 16
+    """Plain headers in a row after which a run is looked for, where members are small."""
+    patience: int = 1024
+    """The same, where that found little time and again."""
+    worth: int = 64
+    """Members of a run that was worth it."""
+    sparse: int = 32 << 10
+    """Bytes from header to header, on average, from which on it costs less to go from one to the next."""
+    least: int = 64 << 10
+    """Bytes of the first window."""
+    most: int = 16 << 20
+    """Bytes of any window."""
 
 
 class Run(NamedTuple):
@@ -86,56 +97,85 @@ def words_of(data: Bytes) -> Words:
 class RunFinder:
     """Called behind each plain header of a walk; takes runs of them where they pay."""
 
-    def __init__(self, data: Bytes, ready: Ready, take: Callable[[Run], None]) -> None:
+    def __init__(self, data: Bytes, ready: Ready, take: Callable[[Run], None], pace: Pace = Pace()) -> None:
         self._words = words_of(data)
         self._size = len(data)
         self._ready = ready
         self._take = take
+        self._pace = pace
         self._from = 0
         self._seen = 0
-        self._wait = _FIRST
-        self._room = Scratch()
+        self._wait = pace.first
+        self._room = Room()
 
     def __call__(self, offset: int) -> int:
         """The offset from which the walk goes on: ``offset`` itself, or the end of the runs behind it."""
         self._seen += 1
         if self._seen < self._wait:
             return offset
-        if offset - self._from <= _SPARSE * self._seen:
-            begun, taken = offset, 0
-            window = _LEAST
-            while offset < self._size:
-                stop = min(offset + window, self._size)
-                self._ready(offset, stop)
-                run = find_run(self._words, self._size, offset, stop, self._room)
-                if run is None:
-                    break
-                self._take(run)
-                taken += len(run.sizes)
-                offset = run.end
-                if offset < stop or offset - begun > _SPARSE * taken:
-                    break
-                window = min(2 * window, _MOST)
-            self._wait = _FIRST if taken >= _WORTH else min(2 * self._wait, _PATIENCE)
+        if offset - self._from <= self._pace.sparse * self._seen:
+            taken, offset = self._runs(offset)
+            self._wait = self._pace.first if taken >= self._pace.worth else min(2 * self._wait, self._pace.patience)
         self._from, self._seen = offset, 0
         return offset
 
+    def _runs(self, offset: int) -> tuple[int, int]:
+        """Takes runs from ``offset`` on, as long as they fill their windows; how many members, and where they end."""
+        begun, taken, window = offset, 0, self._pace.least
+        while offset < self._size:
+            stop = min(offset + window, self._size)
+            run = find_run(self._words, self._size, offset, stop, self._ready, self._room)
+            if run is None:
+                break
+            self._take(run)
+            taken += len(run.sizes)
+            offset = run.end
+            if offset < stop or offset - begun > self._pace.sparse * taken:
+                break
+            window = min(2 * window, self._pace.most)
+        return taken, offset
 
-def find_run(words: Words, size: int, offset: int, stop: int, room: Scratch) -> Run | None:
+
+class Room:
+    """Memory for the headers of one window after the other."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty((0, _WORDS), "<u8")
+
+    def rows(self, count: int) -> Words:
+        """So many of them, which hold anything."""
+        if len(self._rows) < count:
+            self._rows = np.empty((count, _WORDS), "<u8")
+        return self._rows[:count]
+
+
+def find_run(words: Words, size: int, offset: int, stop: int, ready: Ready, room: Room) -> Run | None:
     """The plain members whose headers follow each other from ``offset`` on, as far as they begin before ``stop``;
     ``None`` if there is none. ``size``: of the archive, in bytes. Looks at nothing outside ``offset .. stop``."""
-    window = words[offset // BLOCK : stop // BLOCK]
-    if not len(window) or not _has_magic(window.item(0, _MAGIC)):
-        return None
-    blocks = np.flatnonzero(window[:, _MAGIC] == window[0, _MAGIC])
-    headers = _Headers(window, blocks, room)
+    headers: _Headers | None = None
+    places: list[Places] = []
+    for at in range(offset, stop, _AT_ONCE):
+        end = min(at + _AT_ONCE, stop)
+        ready(at, end)
+        window = words[at // BLOCK : end // BLOCK]
+        if headers is None:
+            if not len(window) or not _has_magic(window.item(0, _MAGIC)):
+                return None
+            headers = _Headers(window[0], room)
+        found = headers.collect(window)
+        if not len(found):
+            break
+        places.append(found + (at - offset) // BLOCK)
+    assert headers is not None
+    headers.join()
+    blocks = np.concatenate(places)
     sizes, sound = headers.checked()
     behind = blocks + 1 + (sizes + (BLOCK - 1) >> 9)
     members = chain(blocks, behind, sound & (sizes <= size - offset - BLOCK * (blocks + 1)))
     behind = behind[members]
     if not len(behind):
         return None
-    sizes = np.broadcast_to(sizes, blocks.shape)[members]
+    sizes = sizes[members] if len(sizes) > 1 else np.full(len(behind), sizes[0])
     names, prefixes = headers.names(members), headers.prefixes(members)
     return Run(offset + BLOCK * blocks[members], sizes, names, prefixes, offset + BLOCK * behind.item(-1))
 
@@ -167,16 +207,37 @@ def _has_magic(word: int) -> bool:
 
 
 class _Headers:
-    """Blocks that have one magic, side by side."""
+    """Blocks that have the magic of the first one, as columns of words: those that are the same in all as one value."""
 
-    def __init__(self, window: Words, blocks: Places, room: Scratch) -> None:
-        count = len(blocks)
-        padded = room.rows(-(-count // _TILE) * _TILE)
-        window.take(blocks, axis=0, out=padded[:count], mode="clip")
-        padded[count:] = padded[0]
-        self._first = padded[0].copy()
-        varied = np.flatnonzero(_varies(padded, room)).tolist()
-        self._varied: dict[int, Words] = dict(zip(varied, padded[:count].T[varied], strict=True))
+    def __init__(self, first: Words, room: Room) -> None:
+        self._first = first.copy()
+        self._tile = np.tile(first, _TILE)
+        self._room = room
+        self._parts: list[tuple[int, dict[int, Words]]] = []
+        self._varied: dict[int, Words] = {}
+
+    def collect(self, window: Words) -> Places:
+        """Take those of a window's blocks; which they are."""
+        blocks = np.flatnonzero(window[:, _MAGIC] == self._first[_MAGIC])
+        count, padded = len(blocks), -(-len(blocks) // _TILE) * _TILE
+        rows = self._room.rows(padded)
+        window.take(blocks, axis=0, out=rows[:count], mode="clip")
+        rows[count:] = self._first
+        other = np.logical_or.reduce(rows.reshape(-1, _TILE * _WORDS) != self._tile, axis=0)
+        varied = np.flatnonzero(other.reshape(_TILE, _WORDS).any(axis=0)).tolist()
+        self._parts.append((count, dict(zip(varied, rows[:count].T[varied], strict=True))))
+        return blocks
+
+    def join(self) -> None:
+        """Make columns of what was collected, once all is."""
+        total = sum(count for count, _ in self._parts)
+        for number in sorted(set().union(*(columns for _, columns in self._parts))):
+            joined, end = np.full(total, self._first[number]), 0
+            for count, columns in self._parts:
+                if number in columns:
+                    joined[end : end + count] = columns[number]
+                end += count
+            self._varied[number] = joined
 
     def checked(self) -> tuple[Places, Flags]:
         """The sizes, and which headers are plain and add up to their checksums."""
@@ -222,35 +283,6 @@ class _Headers:
         for column in self._varied.values():
             sums = sums + _byte_sums(column)
         return sums
-
-
-class Scratch:
-    """Memory that the search of one window leaves for the next one's."""
-
-    def __init__(self) -> None:
-        self._rows = np.empty((0, _WORDS), "<u8")
-        self._flags = np.empty((0, _TILE * _WORDS), np.bool_)
-
-    def rows(self, count: int) -> Words:
-        """Room for so many headers, a multiple of :data:`_TILE`."""
-        if len(self._rows) < count:
-            self._rows = np.empty((count, _WORDS), "<u8")
-            self._flags = np.empty((count // _TILE, _TILE * _WORDS), np.bool_)
-        return self._rows[:count]
-
-    def flags(self, tiles: int) -> Flags:
-        """Room for a flag for each word of so many tiles."""
-        return self._flags[:tiles]
-
-
-def _varies(headers: Words, room: Scratch) -> Flags:
-    """Which words are not the same in all headers. ``headers``: a multiple of :data:`_TILE`."""
-    tiles = headers.reshape(-1, _TILE * _WORDS)
-    varies: Flags = (headers[:_TILE] != headers[0]).any(axis=0)
-    if len(tiles) > 1:
-        other = np.not_equal(tiles[1:], tiles[0], out=room.flags(len(tiles) - 1))
-        varies |= np.logical_or.reduce(other, axis=0).reshape(_TILE, _WORDS).any(axis=0)
-    return varies
 
 
 def _octal(digits: Words) -> Words:

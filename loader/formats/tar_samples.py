@@ -121,7 +121,7 @@ class TarSamples:
         self._starts.frombytes((run.headers[begun:] + BLOCK).tobytes())
         self._sizes.frombytes(run.sizes[begun:].tobytes())
         self._names.frombytes(numbers.tobytes())
-        lengths = np.broadcast_to(split.lengths, count)[samples]
+        lengths = split.lengths[samples] if len(split.lengths) > 1 else np.full(len(samples), split.lengths[0])
         self._key_ends.frombytes((np.cumsum(lengths) + len(self._keys)).tobytes())
         self._keys += _packed(split, samples)
         self._current = _text(self._keys[self._key_ends[-2] :])

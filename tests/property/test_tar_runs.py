@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import fields
 from typing import Any
-from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.errors import FormatError
-from loader.formats import WebDataset, tar_runs
+from loader.formats import WebDataset
 from loader.formats.abc import Ready, all_there
 from loader.formats.tar import TarNotes, walk
 from loader.formats.tar_index import TarIndex
+from loader.formats.tar_runs import Pace, RunFinder
 from loader.formats.tar_samples import TarSamples
 from loader.testing import tar_bytes
 
@@ -28,7 +30,8 @@ def entry(rng: np.random.Generator, number: int, format: int, style: int, odd: f
     """One entry of an archive, without the end marker."""
     out = io.BytesIO()
     key = (f"{number // 2:06d}", f"{number // 3}", f"d.{number % 3}/é{number // 5}", "x" * (number // 4 % 90))[style]
-    info = tarfile.TarInfo(key + FIELDS[int(rng.integers(2 + style))])
+    name: str = key + FIELDS[int(rng.integers(2 + style))]
+    info = tarfile.TarInfo(name)
     data = rng.bytes(int(rng.choice([0, 1, 200, 511, 512, 513, 1500, 6000])))
     kind = rng.random()
     if kind < odd:
@@ -88,17 +91,20 @@ def change(raw: bytearray, how: int) -> None:
     raw[148:156] = b"%06o\0 " % sum(raw[:512])
 
 
-def index(raw: bytes, last_dot: bool, ready: Ready = all_there, data: Any = None) -> TarIndex:
-    return WebDataset(split="last" if last_dot else "first").index(
-        np.frombuffer(raw, np.uint8) if data is None else data, "u", ready
-    )
+def in_runs(raw: bytes, last_dot: bool, pace: Pace, data: Any = None, ready: Ready = all_there) -> TarIndex:
+    """What the format finds, at this pace."""
+    whole = np.frombuffer(raw, np.uint8) if data is None else data
+    samples, notes = TarSamples(last_dot=last_dot), TarNotes()
+    for found in walk(whole.data, "u", notes, ready, RunFinder(whole, ready, samples.extend, pace)):
+        samples.add(*found)
+    return samples.index(notes.messages)
 
 
-def reference(raw: bytes, last_dot: bool) -> TarIndex:
+def one_by_one(raw: bytes, last_dot: bool) -> TarIndex:
     """What the walk from header to header finds."""
     samples, notes = TarSamples(last_dot=last_dot), TarNotes()
-    for path, header, start, size in walk(memoryview(raw), "u", notes):
-        samples.add(path, header, start, size)
+    for found in walk(memoryview(raw), "u", notes):
+        samples.add(*found)
     return samples.index(notes.messages)
 
 
@@ -107,7 +113,7 @@ def told(make: Any, *args: Any) -> Any:
         found = make(*args)
     except FormatError as e:
         return str(e), e.offset, e.hint
-    return {name: getattr(found, name) for name in TarIndex.__slots__}
+    return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
 class Arriving:
@@ -116,9 +122,11 @@ class Arriving:
     def __init__(self, raw: bytes) -> None:
         self.whole = np.frombuffer(raw, np.uint8)
         self.data = np.zeros(len(raw), np.uint8)
+        self.asked: list[tuple[int, int]] = []
 
     def ready(self, start: int, end: int) -> None:
         assert 0 <= start <= end <= len(self.whole)
+        self.asked.append((start, end))
         self.data[start:end] = self.whole[start:end]
 
 
@@ -137,15 +145,27 @@ def test_runs_and_single_headers_tell_the_same(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         del raw[int(rng.integers(len(raw) + 1)) :]
     last_dot = data.draw(st.booleans())
-    settings_of = {
-        "_FIRST": data.draw(st.sampled_from([1, 2, 16])),
-        "_WORTH": data.draw(st.sampled_from([1, 64])),
-        "_LEAST": data.draw(st.sampled_from([1024, 8192, 1 << 16])),
-        "_MOST": data.draw(st.sampled_from([4096, 1 << 20])),
-    }
+    pace = Pace(
+        first=data.draw(st.sampled_from([1, 2, 16])),
+        worth=data.draw(st.sampled_from([1, 64])),
+        least=data.draw(st.sampled_from([1024, 8192, 1 << 16])),
+        most=data.draw(st.sampled_from([4096, 1 << 20])),
+    )
     whole = bytes(raw)
-    wanted = told(reference, whole, last_dot)
+    wanted = told(one_by_one, whole, last_dot)
     arriving = Arriving(whole)
-    with mock.patch.multiple(tar_runs, **settings_of):
-        assert told(index, whole, last_dot) == wanted
-        assert told(index, whole, last_dot, arriving.ready, arriving.data) == wanted
+    assert told(in_runs, whole, last_dot, pace) == wanted
+    assert told(in_runs, whole, last_dot, pace, arriving.data, arriving.ready) == wanted
+
+
+@pytest.mark.parametrize("sizes", [[1000], [300, 1, 1900], [40_000]], ids=str)
+@pytest.mark.parametrize("format", FORMATS)
+def test_windows_of_full_size(sizes: list[int], format: int) -> None:
+    members = [(f"{i // 2:07}.{('txt', 'cls')[i % 2]}", b"x" * sizes[i % len(sizes)]) for i in range(4000)]
+    raw = tar_bytes(members if sizes[0] < 9999 else members[:100], format)
+    arriving = Arriving(raw)
+    found = WebDataset().index(arriving.data, "u", arriving.ready)
+    assert told(lambda: found) == told(one_by_one, raw, False)
+    asked = len(arriving.asked)
+    assert asked < 100 if sizes[0] < 9999 else asked > 100
+    assert arriving.asked == sorted(arriving.asked), "front to back, as bytes arrive"
