@@ -161,6 +161,13 @@ class Client:
         it anew (another daemon may have taken over)."""
         return progress(self._session(), name, position)
 
+    def pause(self, name: str) -> None:
+        """Nothing more is read of plan ``name`` until the next :meth:`progress`: nothing is brought in for it, and what
+        it needs is kept only as long as no plan that is being read needs the space. Starts no daemon."""
+        session = self._session()
+        session.pause(name)
+        session.flush()
+
     def entries(self) -> builtins.list[EntryInfo]:
         """All objects in the node's cache."""
         pages = self._session().exchange(protocol.Entries(), _pages(protocol.EntryPage))

@@ -21,6 +21,7 @@ from .protocol import (
     Failed,
     Hello,
     Opened,
+    Pause,
     Payload,
     Release,
     Reply,
@@ -81,7 +82,7 @@ class Connection:
         except OSError as e:
             raise Lost from e
         self._fresh_lease = False
-        self.settled = isinstance(request, Release)
+        self.settled = isinstance(request, Release | Pause)
 
     def receive(self, *, timeout: float) -> tuple[Reply, list[int]]:
         """The next reply and the descriptors that came with it, owned by the caller.

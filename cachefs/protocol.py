@@ -21,7 +21,7 @@ from .frames import frame
 from .shard import ObjectStat
 
 VERSIONS = (3, 2)
-"""Protocol versions that this code speaks, newest first. 3 has :class:`Plan` and :class:`Progress`."""
+"""Protocol versions that this code speaks, newest first. 3 has plans."""
 WITH_PLANS = 3
 PAGE_ITEMS = 1000
 """Lists are sent in pages of this many, to fit into frames."""
@@ -134,6 +134,12 @@ class Progress(msgspec.Struct, frozen=True, tag_field="t", tag="progress"):
 
     name: str
     position: int
+
+
+class Pause(msgspec.Struct, frozen=True, tag_field="t", tag="pause"):
+    """Of these plans nothing is read until the next :class:`Progress`; no reply, unknown ones are ignored."""
+
+    names: list[str]
 
 
 class List(msgspec.Struct, frozen=True, tag_field="t", tag="list"):
@@ -262,7 +268,7 @@ class Failed(msgspec.Struct, frozen=True, tag_field="t", tag="failed"):
 
 
 OfLease = Wait | Release | Attachment | Attach
-Ahead = Prefetch | Plan | Progress
+Ahead = Prefetch | Plan | Progress | Pause
 Request = Hello | Open | OfLease | Fetch | Ahead | List | Stat | Entries | Evict | Stats | Stop
 OfObject = Opened | Waited | Attached | Payload
 Reply = Welcome | OfObject | Done | Planned | StatPage | EntryPage | Evicted | StatsReply | Failed

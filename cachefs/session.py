@@ -54,6 +54,7 @@ class Session:
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._given_back: deque[int] = deque()
+        self._paused: deque[str] = deque()
         self._closed = False
         self._warned: set[str] = set()
 
@@ -141,6 +142,10 @@ class Session:
         """Note a lease to give back with the next request. Takes no lock: finalizers call it."""
         self._given_back.append(lease)
 
+    def pause(self, plan: str) -> None:
+        """Note a plan of which nothing is read for now, to be told with the next request or :meth:`flush`."""
+        self._paused.append(plan)
+
     def flush(self) -> None:
         """Give back noted leases now, if a connection is idle; never starts a daemon and never waits for one."""
         with self._lock:
@@ -173,14 +178,10 @@ class Session:
         self.drop_connections()
 
     def _flush(self, connection: Connection) -> None:
-        leases = []
-        while True:
-            try:
-                leases.append(self._given_back.popleft())
-            except IndexError:
-                break
-        if leases:
+        if leases := _all_of(self._given_back):
             connection.send(protocol.Release(leases), timeout=REPLY_MARGIN)
+        if (names := _all_of(self._paused)) and connection.version >= protocol.WITH_PLANS:
+            connection.send(protocol.Pause(names), timeout=REPLY_MARGIN)
 
     def _checkout(self, until: float) -> Connection:
         with self._lock:
@@ -239,3 +240,13 @@ class Session:
         except Lost:
             return None
         return connection
+
+
+def _all_of(noted: deque[T]) -> list[T]:
+    """What is in a deque that others may fill meanwhile, taken out of it."""
+    out: list[T] = []
+    while True:
+        try:
+            out.append(noted.popleft())
+        except IndexError:
+            return out

@@ -84,9 +84,11 @@ class PlanAhead:
             self._asking.reach(position)
 
     def close(self) -> None:
-        """The plan stays until the next pass's, or the client's end. Idempotent."""
+        """The plan rests until the next pass's takes its place, or the client's end. Idempotent."""
         if not self._closed:
             self._closed = True
+            if self._declared:
+                self._client.pause(self._names.of(self._number))
             self._names.give_back(self._number)
 
     def _tell(self, position: int) -> bool:

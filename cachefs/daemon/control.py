@@ -188,6 +188,8 @@ class ControlServer:
             case protocol.Progress():
                 await wire.send(self._engine.plans.progress(session.ident, request))
                 await self._prefetcher.look()
+            case protocol.Pause(names):
+                self._engine.plans.pause(session.ident, names)
             case protocol.List(url, delimiter, cached):
                 await self._list(wire, session, url, delimiter=delimiter, cached=cached)
             case protocol.Stat(url):

@@ -73,6 +73,7 @@ class Plans:
         self._followed: dict[Key, _Followed] = {}
         self._uploads: dict[Key, _Upload] = {}
         self._readers: dict[Key, dict[Who, int]] = {}
+        self._paused: set[Who] = set()
         self._declared: dict[Who, Key] = {}
 
     # --- what clients say -------------------------------------------------------------------------------------------
@@ -125,8 +126,18 @@ class Plans:
             return protocol.Planned("lost")
         readers = self._readers[key]
         readers[who] = max(readers[who], request.position)
+        self._paused.discard(who)
         self._move(key)
         return protocol.Planned("known")
+
+    def pause(self, session: str, names: list[str]) -> None:
+        """Readers rest. A plan does when all of its readers do."""
+        for name in names:
+            who = session, name
+            key = self._declared.get(who)
+            if key is not None:
+                self._paused.add(who)
+                self._move(key)
 
     def leave(self, session: str) -> None:
         """A client is gone, and its plans with it."""
@@ -164,7 +175,7 @@ class Plans:
         with self._lock:
             held = self._scheduler.held_bytes()
             lines = [
-                f"{key[1]}: {self._scheduler.position(key)} of {max(followed.plan.last, default=-1) + 1}"
+                f"{key[1]}: {self._scheduler.position(key)} of {followed.plan.end}{self._resting(key)}"
                 for key, followed in self._followed.items()
                 if self._scheduler.follows(key)
             ]
@@ -217,6 +228,7 @@ class Plans:
             if sum(other[0] == who[0] for other in self._declared) >= _MOST_NAMES:
                 return "refused"
         self._declared[who] = key
+        self._paused.discard(who)
         self._readers.setdefault(key, {})[who] = piece.position
         followed = self._followed.get(key)
         if followed is not None:
@@ -233,6 +245,7 @@ class Plans:
         if key is None:
             return
         self._drop_upload(key, who)
+        self._paused.discard(who)
         readers = self._readers[key]
         del readers[who]
         if readers:
@@ -256,18 +269,24 @@ class Plans:
             self._scheduler.withdraw(key)
 
     def _position(self, key: Key) -> int:
-        """That of the reader that is furthest behind."""
-        return min(self._readers[key].values())
+        """That of the reader that is furthest behind, of those that read."""
+        readers = self._readers[key]
+        return min((at for who, at in readers.items() if who not in self._paused), default=max(readers.values()))
 
     def _move(self, key: Key) -> None:
         position, followed = self._position(key), self._followed.get(key)
+        paused = self._paused.issuperset(self._readers[key])
         with self._lock:
             if followed is None or not self._scheduler.follows(key):
                 return  # it is being made, and asks for the position itself
             if position >= self._scheduler.position(key):
-                self._scheduler.progress(key, position, self._clock.monotonic())
+                self._scheduler.progress(key, position, None if paused else self._clock.monotonic())
+                self._scheduler.pause(key, paused=paused)
                 return
         self._follow(key, followed, position)  # a reader joined that begins earlier
+
+    def _resting(self, key: Key) -> str:
+        return ", paused" if self._paused.issuperset(self._readers.get(key, ())) else ""
 
     def _memory(self) -> int:
         followed, uploads = self._followed.values(), self._uploads.values()

@@ -56,6 +56,11 @@ class Plan:
         return out
 
     @cached_property
+    def end(self) -> int:
+        """The position behind the last use."""
+        return max(self.last, default=-1) + 1
+
+    @cached_property
     def by_last(self) -> list[int]:
         """The uses in the order in which they end."""
         order: list[int] = np.argsort(np.asarray(self.last, dtype=np.int64), kind="stable").tolist()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
 
@@ -38,7 +38,7 @@ class Wanted:
 
 @dataclass(eq=False)
 class Reader:
-    """A plan that is being followed. ``pace`` is in seconds per position, if known."""
+    """A plan that is being followed. ``pace`` is in seconds per position, if known; ``paused``: nobody reads now."""
 
     key: Hashable
     job: str
@@ -46,6 +46,7 @@ class Reader:
     ranks: Ranks = field(default_factory=Ranks)
     asked: int = 0
     blocked: bool = False
+    paused: bool = False
     pace: float | None = None
     reported: float | None = None
 
@@ -137,6 +138,14 @@ class Scheduler:
         for other in self._readers.values():
             other.blocked = False
 
+    def pause(self, key: Hashable, *, paused: bool = True) -> None:
+        """Nobody reads a plan for the time being (or somebody does again): until it goes on, what it needs counts as
+        needed after all that is needed by plans that are read."""
+        reader = self._readers[key]
+        if reader.paused != paused:
+            reader.paused, reader.reported = paused, None
+            self._rank_all(reader)
+
     def follows(self, key: Hashable) -> bool:
         return key in self._readers
 
@@ -167,9 +176,10 @@ class Scheduler:
 
     def _hungriest(self) -> Reader | None:
         """The reader with an object to bring in that is needed before those of others."""
-        budget = self.budget // max(1, len(self._readers))
+        reading = [reader for reader in self._readers.values() if not reader.paused]
+        budget = -(-self.budget // max(1, len(reading)))
         soonest: tuple[float, Reader] | None = None
-        for reader in self._readers.values():
+        for reader in reading:
             course = reader.course
             window = course.window(budget)
             while reader.asked < window and course.is_over(reader.asked):
@@ -200,8 +210,7 @@ class Scheduler:
         held = self.held_bytes()
         queues: dict[str, Iterator[Ranked]] = {}
         for job in held:
-            streams = [stream for reader in self._of(job) for stream in reader.ranks.streams(*self._now(reader))]
-            queue = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda ranked: -ranked.value)
+            queue: Iterator[Ranked] = chain(*(self._merged(job, paused=paused) for paused in (True, False)))
             if incoming is not None:
                 queue = _worth_less(
                     queue, *self._bar(*own, ahead=incoming.ahead) if own and job == taker else (0.0, 0.0)
@@ -226,12 +235,12 @@ class Scheduler:
 
     def _soonest(self, name: str) -> tuple[Reader, int] | None:
         """The reader that needs an object the soonest, and the object's number in its plan."""
-        best: tuple[float, Reader, int] | None = None
+        best: tuple[tuple[bool, float], Reader, int] | None = None
         for reader in self._readers.values():
             number = reader.course.plan.numbers.get(name)
             first = None if number is None else reader.course.next_use(number)
             if number is not None and first is not None:
-                wait = reader.course.distance(first) * self._pace(reader)
+                wait = reader.paused, reader.course.distance(first) * self._pace(reader)
                 if best is None or wait < best[0]:
                     best = wait, reader, number
         return None if best is None else best[1:]
@@ -262,11 +271,16 @@ class Scheduler:
             place.reader.ranks.remove(name, place.size, place.first)
         return place is not None
 
-    def _of(self, job: str) -> Iterator[Reader]:
-        return (reader for reader in self._readers.values() if reader.job == job)
-
-    def _now(self, reader: Reader) -> tuple[int, float]:
-        return reader.course.position, self._pace(reader)
+    def _merged(self, job: str, *, paused: bool) -> Iterator[Ranked]:
+        """What a job's plans that are read, or those that are not, may lose: worth least first."""
+        streams = [
+            stream
+            for reader in self._readers.values()
+            if reader.job == job and reader.paused == paused
+            for stream in reader.ranks.streams(reader.course.position, self._pace(reader))
+        ]
+        merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda ranked: -ranked.value)
+        return (replace(ranked, distance=inf, value=inf) for ranked in merged) if paused else merged
 
     def _pace(self, reader: Reader) -> float:
         """Seconds per position; where that is not known yet, as others go."""

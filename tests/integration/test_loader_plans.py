@@ -84,6 +84,8 @@ def test_epochs_are_the_same_with_plans_and_cost_less(tmp_path: Path) -> None:
             before = sum(call.end - call.start for call in store.calls)
             got[kind] = [first, *(keys(data) for _ in range(3))]
             fetched[kind] = (sum(call.end - call.start for call in store.calls) - before) / size
+            shown = str(client.stats()["plan_progress"])
+            assert shown.endswith(", paused") if kind is Client else not shown
             assert client.stats()["plans"] == int(kind is Client), "each pass takes the place of the one before"
     assert got[Client] == got[OldClient]
     assert fetched[Client] < 3 * SHARDS, "what the next epoch needs first is kept"

@@ -103,6 +103,22 @@ def test_processes_with_one_plan_share_it_and_the_last_one_counts(server: Served
         assert plans(first) == (2, "j: 50 of 80; another: 3 of 80")
 
 
+def test_a_plan_rests_when_all_its_readers_do(server: Served) -> None:
+    stats = stats_of(server)
+    with connect(server.settings) as first, connect(server.settings) as second:
+        for client, position in ((first, 10), (second, 20)):
+            client.pause("a")  # nobody knows it
+            assert client.plan("a", stats, in_turn(), job="j", position=position)
+        first.pause("a")
+        assert plans(first) == (1, "j: 20 of 80"), "the one that reads counts"
+        second.pause("a")
+        assert plans(second) == (1, "j: 20 of 80, paused")
+        assert first.progress("a", 15)
+        assert plans(second) == (1, "j: 15 of 80")
+        assert second.plan("a", stats, in_turn(), job="j", position=12)
+        assert plans(second) == (1, "j: 12 of 80")
+
+
 def test_without_a_name_for_it_the_job_is_the_process_group() -> None:
     assert default_job() == default_job() != ""
 

@@ -127,6 +127,20 @@ def test_an_object_of_several_plans_counts_for_the_one_that_needs_it_first() -> 
     assert set(scheduler.victims()) == set(objects), "nobody needs them, and they are there"
 
 
+def test_what_a_resting_reader_needs_goes_before_what_others_need() -> None:
+    scheduler = Scheduler(budget=1)
+    scheduler.declare("train", in_order(names(3, "t")), job="job")
+    scheduler.declare("test", in_order(names(3, "v")), job="job")
+    held(scheduler, ["spare", *names(3, "v"), *names(3, "t")])
+    scheduler.pause("test")
+    assert list(scheduler.victims()) == ["spare", "v2", "v1", "v0", "t2", "t1", "t0"]
+    assert list(scheduler.victims(Incoming("t0", 1, ahead=True)))[:4] == ["spare", "v2", "v1", "v0"]
+    assert {key for key, _ in wanted(scheduler)} == {"train"}
+    scheduler.pause("test", paused=False)
+    assert {key for key, _ in wanted(scheduler)} == {"test"}
+    assert list(scheduler.victims())[-2:] in (["t0", "v0"], ["v0", "t0"])
+
+
 @pytest.mark.parametrize("shares", [(1.0, 1.0), (3.0, 1.0), (1.0, 4.0)])
 def test_two_jobs_get_their_shares(shares: tuple[float, float]) -> None:
     rng = random.Random(3)
