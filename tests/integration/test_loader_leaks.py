@@ -113,8 +113,13 @@ def break_off_often(url: str, here: Node, count: int) -> None:
 def test_early_breaks_leave_nothing(cached: tuple[str, Node], count: int) -> None:
     url, here = cached
     break_off_often(url, here, count)
-    gc.collect()
     with here.client() as watching:
+        reading = make(url, here.client())
+        begun = iter(reading)
+        next(begun)
+        assert watching.stats()["leases"] != 0
+        del begun, reading
+        gc.collect()
         # what a client gives back goes to the daemon in a thread of its own
         assert eventually(lambda: watching.stats()["leases"] == 0), watching.stats()
 
