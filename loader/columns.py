@@ -20,6 +20,7 @@ from cachefs.errors import DataError, MissingField
 from .collation import Allocator, allocates_privately, allocator, collate_values, stackable
 from .decoders import to_tensor
 from .formats import Format
+from .formats.pending import Pending
 from .formats.table import Table
 from .grouping import grouped
 from .permute import Int64s
@@ -133,7 +134,7 @@ class ColumnGather:
             for name, values in found.items():
                 decoder = decode.decoder(name, shard)
                 # an array becomes a tensor anyway, or holds what never does
-                if decoder is not None and not (decoder is to_tensor and isinstance(values, np.ndarray)):
+                if decoder is not None and not (decoder is to_tensor and isinstance(values, np.ndarray | Pending)):
                     numbers = rows.tolist()
                     found[name] = [
                         decode.value(decoder, value, name, shard, i) for i, value in zip(numbers, values, strict=True)
@@ -174,6 +175,11 @@ def _by_shard(places: Places) -> tuple[Parts, Int64s | None]:
 
 
 def _joined(parts: list[Any], order: Int64s | None, allocate: Allocator | None) -> Column:
+    if all(isinstance(part, Pending) for part in parts):
+        first = parts[0]
+        tensor, array = _new((sum(map(len, parts)), *first.shape[1:]), first.dtype, allocate)
+        first.fill(array, parts, order)
+        return tensor
     if all(isinstance(part, np.ndarray) for part in parts) and len({(p.dtype, p.shape[1:]) for p in parts}) == 1:
         if stackable(parts[0].dtype):
             return _tensor(parts, order, allocate)
@@ -193,11 +199,7 @@ def _tensor(parts: list[Any], order: Int64s | None, allocate: Allocator | None) 
         if allocate is None and flags.writeable and flags.aligned and flags.c_contiguous and first.dtype.isnative:
             return torch.from_numpy(first)
     shape, dtype = (sum(map(len, parts)), *first.shape[1:]), first.dtype.newbyteorder("=")
-    if allocate is None:
-        array = np.empty(shape, dtype)
-        tensor = torch.from_numpy(array)
-    else:
-        tensor, array = allocate(shape, dtype)
+    tensor, array = _new(shape, dtype, allocate)
     if order is not None:
         np.concatenate(parts).take(order, axis=0, out=array, mode="wrap")
     elif len(parts) == 1:
@@ -205,6 +207,15 @@ def _tensor(parts: list[Any], order: Int64s | None, allocate: Allocator | None) 
     else:
         np.concatenate(parts, out=array)
     return tensor
+
+
+def _new(
+    shape: tuple[int, ...], dtype: np.dtype[Any], allocate: Allocator | None
+) -> tuple[torch.Tensor, npt.NDArray[Any]]:
+    if allocate is not None:
+        return allocate(shape, dtype)
+    array = np.empty(shape, dtype)
+    return torch.from_numpy(array), array
 
 
 def _size(column: Column) -> int:

@@ -219,7 +219,8 @@ class Format(ABC):
     def columns(
         self, source: Any, index: Any, rows: npt.NDArray[np.int64], url: str, fields: frozenset[str] | None = None
     ) -> dict[str, Any]:
-        """Many samples at once, field by field: an array whose first axis is the sample, else a list of values.
+        """Many samples at once, field by field: an array whose first axis is the sample, else a list of values (or
+        values that are :mod:`.pending`).
 
         The arrays are new memory or views of it: the caller may write into them.
         """

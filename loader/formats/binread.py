@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from cachefs.errors import FormatError
 
 from .bins import Bins, Int64s, Layout, within
 from .documents import Documents, Row
+from .pending import Pending
 
 IGNORED = -1
 """The document number of padding."""
@@ -32,24 +34,27 @@ class Outline:
     document_ids: bool
     ignore_index: int
 
+    @cached_property
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The fields of shape ``(length,)``."""
+        dtypes = {self.field: self.out}
+        if self.labels is not None:
+            dtypes["labels"] = np.dtype(np.int64)
+        if self.position_ids:
+            dtypes["position_ids"] = np.dtype(np.int32)
+        if self.document_ids:
+            dtypes["document_ids"] = np.dtype(np.int32)
+        return dtypes
 
-@dataclass(frozen=True)
-class _Cut:
-    """The pieces of some bins, laid end to end: where each begins, and the segments, padding included."""
 
-    docs: Int64s
-    firsts: Int64s
-    sizes: Int64s
-    begins: Int64s
-    used: Int64s
-    """Tokens in each bin."""
-    pieces: Int64s
-    """Pieces in each bin."""
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What the pieces of some bins hold: ``runs[p]`` of piece ``p``, and where its document goes on and labels need it
+    (``goes_on[p]``), the value behind them."""
 
-    def segments(self, length: int) -> Int64s:
-        """Where segments begin, padding at the end of a bin as one of its own."""
-        ends = np.arange(len(self.used)) * length + self.used
-        return np.sort(np.concatenate([self.begins, ends[self.used < length]]))
+    runs: list[Row]
+    goes_on: npt.NDArray[np.bool_]
+    following: Int64s
 
 
 class BinReader:
@@ -69,131 +74,203 @@ class BinReader:
         return self._bins.layout(self._key)  # not before a bin is read: a shard is opened to be counted as well
 
     def columns(self, rows: Int64s, url: str, fields: frozenset[str] | None) -> dict[str, Any]:
-        """The fields of the bins ``rows``, as new arrays."""
-        outline, length = self._outline, self._outline.length
-        wanted = _Choice(fields)
-        cut = self._cut(rows, url)
-        out: dict[str, Any] = {}
-        labelled = outline.labels is not None and wanted("labels")
-        if wanted(outline.field) or labelled:
-            runs, following = self._runs(self._documents, cut, url)
-            tokens = np.empty(len(rows) * length, outline.out)
-            self._join(runs, cut, tokens, url)
-            if wanted(outline.field):
-                out[outline.field] = tokens.reshape(-1, length)
-            if labelled:
-                out["labels"] = self._labels(cut, tokens, following, url).reshape(-1, length)
-        segments = cut.segments(length)
-        sizes = np.append(segments[1:], len(rows) * length) - segments
-        if outline.position_ids and wanted("position_ids"):
-            positions = np.arange(len(rows) * length, dtype=np.int32)
-            positions -= np.repeat(segments.astype(np.int32), sizes)
-            out["position_ids"] = positions.reshape(-1, length)
-        firsts = np.searchsorted(segments, np.arange(len(rows) + 1) * length)
-        if outline.document_ids and wanted("document_ids"):
-            numbers = within(firsts[1:] - firsts[:-1])
-            numbers[firsts[1:][cut.used < length] - 1] = IGNORED
-            out["document_ids"] = np.repeat(numbers.astype(np.int32), sizes).reshape(-1, length)
-        if wanted("cu_seqlens"):
-            out["cu_seqlens"] = _bounds(segments, firsts, length)
-        return out
-
-    def _cut(self, rows: Int64s, url: str) -> _Cut:
-        layout, length = self._layout, self._outline.length
+        """The fields of the bins ``rows``; all but the bounds are pending."""
+        outline = self._outline
+        layout = self._layout
         starts = layout.starts[rows]
         counts = layout.starts[rows + 1] - starts
         pieces = np.repeat(starts, counts) + within(counts)
-        docs = layout.docs[pieces].astype(np.int64)
-        sizes = layout.sizes[pieces].astype(np.int64)
+        docs, firsts, sizes = (part[pieces].astype(np.int64) for part in (layout.docs, layout.firsts, layout.sizes))
         if not sizes.all():
             self._documents.refuse(int(docs[int(np.argmin(sizes))]), url)
-        ends = np.cumsum(sizes)
-        last = np.cumsum(counts) - 1
-        used = np.add.reduceat(sizes, last + 1 - counts)
-        # each bin's pieces begin where it does: its padding lies between them and those of the next one
-        begins = ends - sizes + np.repeat(np.arange(len(rows)) * length - (ends[last] - used), counts)
-        return _Cut(docs, layout.firsts[pieces].astype(np.int64), sizes, begins, used, counts)
+        wanted = [name for name in outline.dtypes if fields is None or name in fields]
+        tokens = mask = None
+        if outline.field in wanted or "labels" in wanted:
+            tokens = self._values(self._documents, docs, firsts, sizes, url)
+            self._check(tokens.runs, url)
+        if self._mask is not None and "labels" in wanted:
+            mask = self._values(self._mask, docs, firsts, sizes, url)
+        part = Pieces(outline, sizes, counts, tokens, mask)
+        out: dict[str, Any] = {name: PackedField(part, name) for name in wanted}
+        if fields is None or "cu_seqlens" in fields:
+            out["cu_seqlens"] = part.bounds()
+        return out
 
-    def _runs(self, documents: Documents, cut: _Cut, url: str) -> tuple[list[Row], dict[int, int]]:
-        """The values of each piece; and, by piece, the one that follows where labels need it: its document goes on."""
-        sizes = cut.sizes
+    def _values(self, documents: Documents, docs: Int64s, firsts: Int64s, sizes: Int64s, url: str) -> Values:
+        following = np.zeros(len(docs), np.int64)
         if self._outline.labels != "next":
-            return documents.pieces(cut.docs, cut.firsts, sizes, url), {}
-        goes_on = cut.firsts + sizes < documents.lengths[cut.docs]
-        runs = documents.pieces(cut.docs, cut.firsts, sizes + goes_on, url)
-        following = {}
+            return Values(documents.pieces(docs, firsts, sizes, url), np.zeros(len(docs), np.bool_), following)
+        goes_on = firsts + sizes < documents.lengths[docs]
+        runs = documents.pieces(docs, firsts, sizes + goes_on, url)
         for k in np.flatnonzero(goes_on).tolist():
-            following[k] = int(runs[k][-1])
+            following[k] = runs[k][-1]
             runs[k] = runs[k][:-1]
-        return runs, following
+        return Values(runs, goes_on, following)
 
-    def _join(self, runs: list[Row], cut: _Cut, out: npt.NDArray[Any], url: str) -> None:
-        outline = self._outline
-        parts: list[Row] = []
+    def _check(self, runs: list[Row], url: str) -> None:
+        out = self._outline.out
+        for kind in {run.dtype for run in runs}:
+            if not np.can_cast(kind, out, "safe"):
+                raise FormatError(
+                    f"holds tokens of dtype {kind}, not all of which out={out.name!r} can hold",
+                    url=url,
+                    hint="choose another dtype in Packing(out=...)",
+                )
+
+
+class Pieces:
+    """The pieces of some bins, bin after bin: ``sizes`` of all, ``counts`` of them in each bin, and their values."""
+
+    def __init__(
+        self, outline: Outline, sizes: Int64s, counts: Int64s, tokens: Values | None, mask: Values | None
+    ) -> None:
+        self.outline = outline
+        self.sizes = sizes
+        self.counts = counts
+        self.tokens = tokens
+        self.mask = mask
+        self.laid: npt.NDArray[Any] | None = None
+        """All tokens, bin after bin, once they were asked for."""
+        self._merged: tuple[list[Pieces], Int64s | None, Pieces] | None = None
+
+    @cached_property
+    def used(self) -> Int64s:
+        """Tokens in each bin."""
+        used: Int64s = np.add.reduceat(self.sizes, np.cumsum(self.counts) - self.counts)
+        return used
+
+    @cached_property
+    def begins(self) -> Int64s:
+        """Where each piece begins, the bins end to end: their padding lies between the pieces of two."""
+        bins = np.arange(len(self.counts)) * self.outline.length - (np.cumsum(self.used) - self.used)
+        begins: Int64s = np.cumsum(self.sizes) - self.sizes + np.repeat(bins, self.counts)
+        return begins
+
+    @cached_property
+    def segments(self) -> Int64s:
+        """Where segments begin, padding at the end of a bin as one of its own."""
+        length = self.outline.length
+        ends = np.arange(len(self.used)) * length + self.used
+        return np.sort(np.concatenate([self.begins, ends[self.used < length]]))
+
+    @cached_property
+    def _spans(self) -> Int64s:
+        """The segments' lengths."""
+        return np.append(self.segments[1:], len(self.counts) * self.outline.length) - self.segments
+
+    @cached_property
+    def _firsts(self) -> Int64s:
+        """The number of each bin's first segment, and of all."""
+        edges = np.arange(len(self.counts) + 1) * self.outline.length
+        firsts: Int64s = np.searchsorted(self.segments, edges)
+        return firsts
+
+    def together(self, parts: list[Pieces], order: Int64s | None) -> Pieces:
+        """The bins of ``parts``, of which this is the first, in the order wanted; made once for all fields."""
+        if order is None and len(parts) == 1:
+            return self
+        if self._merged is None or self._merged[0] != parts or self._merged[1] is not order:
+            self._merged = parts, order, _merged(parts, order)
+        return self._merged[2]
+
+    def bounds(self) -> list[npt.NDArray[np.int32]]:
+        """Each bin's segments, where they begin in it, and its end."""
+        rows, firsts, segments = len(self.counts), self._firsts, self.segments
+        # one array for all: a bin's end lies where the next one's zero would, so each has a place more
+        out = np.empty(len(segments) + rows, np.int32)
+        shifted = firsts + np.arange(rows + 1)
+        out[np.arange(len(segments)) + np.repeat(np.arange(rows), firsts[1:] - firsts[:-1])] = (
+            segments % self.outline.length
+        )
+        out[shifted[1:] - 1] = self.outline.length
+        return [out[a:b] for a, b in itertools.pairwise(shifted.tolist())]
+
+    def fill(self, name: str, out: npt.NDArray[Any]) -> None:
+        """Write a field into ``out``: contiguous, shape ``(bins * length,)``."""
+        if name == self.outline.field:
+            self._fill_tokens(out)
+        elif name == "labels":
+            self._fill_labels(out)
+        elif name == "position_ids":
+            out[:] = np.arange(len(out), dtype=np.int32)
+            out -= np.repeat(self.segments.astype(np.int32), self._spans)
+        else:
+            numbers = within(self._firsts[1:] - self._firsts[:-1])
+            numbers[self._firsts[1:][self.used < self.outline.length] - 1] = IGNORED
+            out[:] = np.repeat(numbers.astype(np.int32), self._spans)
+
+    def _fill_tokens(self, out: npt.NDArray[Any]) -> None:
+        assert self.tokens is not None  # they were asked for
+        length = self.outline.length
+        runs, parts = self.tokens.runs, []
+        padding = np.full(length - int(self.used.min()), self.outline.pad_id, self.outline.out)
         at = 0
-        padding = np.full(outline.length - int(cut.used.min()), outline.pad_id, outline.out)
-        for used, count in zip(cut.used.tolist(), cut.pieces.tolist(), strict=True):
+        for used, count in zip(self.used.tolist(), self.counts.tolist(), strict=True):
             parts += runs[at : at + count]
             at += count
-            if used < outline.length:
-                parts.append(padding[: outline.length - used])
-        try:
-            np.concatenate(parts, out=out, casting="safe")
-        except TypeError:
-            kinds = {run.dtype for run in runs if not np.can_cast(run.dtype, outline.out, "safe")}
-            raise FormatError(
-                f"holds tokens of dtype {kinds.pop()}, not all of which out={outline.out.name!r} can hold",
-                url=url,
-                hint="choose another dtype in Packing(out=...)",
-            ) from None
+            if used < length:
+                parts.append(padding[: length - used])
+        np.concatenate(parts, out=out, casting="safe")
+        self.laid = out
 
-    def _labels(self, cut: _Cut, tokens: npt.NDArray[Any], following: dict[int, int], url: str) -> Int64s:
-        outline = self._outline
-        labels = np.empty(len(tokens), np.int64)
-        self._aim(labels, tokens, cut, following, outline.ignore_index)
-        if self._mask is not None:
-            runs, following = self._runs(self._mask, cut, url)
-            learned, aimed = np.zeros(len(tokens), np.bool_), np.empty(len(tokens), np.bool_)
-            for begin, run in zip(cut.begins.tolist(), runs, strict=True):
+    def _fill_labels(self, out: npt.NDArray[Any]) -> None:
+        ignored = self.outline.ignore_index
+        if self.laid is None:
+            self._fill_tokens(np.empty(len(out), self.outline.out))
+        assert self.laid is not None and self.tokens is not None  # the tokens were filled in
+        self._aim(out, self.laid, self.tokens, ignored)
+        if self.mask is not None:
+            learned, aimed = np.zeros(len(out), np.bool_), np.empty(len(out), np.bool_)
+            for begin, run in zip(self.begins.tolist(), self.mask.runs, strict=True):
                 learned[begin : begin + len(run)] = run
-            self._aim(aimed, learned, cut, following, False)
-            labels[~aimed] = outline.ignore_index
-        for row, used in zip(labels.reshape(-1, outline.length), cut.used.tolist(), strict=True):
-            row[used:] = outline.ignore_index
-        return labels
+            self._aim(aimed, learned, self.mask, 0)
+            out[~aimed] = ignored
+        for row, used in zip(out.reshape(-1, self.outline.length), self.used.tolist(), strict=True):
+            row[used:] = ignored
 
-    def _aim(
-        self, out: npt.NDArray[Any], values: npt.NDArray[Any], cut: _Cut, following: dict[int, int], nothing: int
-    ) -> None:
+    def _aim(self, out: npt.NDArray[Any], values: npt.NDArray[Any], of: Values, nothing: int) -> None:
         """What each token is told to be followed by; what stands under padding does not count."""
-        if self._outline.labels == "next":
+        if self.outline.labels == "next":
             out[:-1] = values[1:]
-            out[cut.begins + cut.sizes - 1] = nothing
-            if following:
-                pieces = list(following)
-                out[cut.begins[pieces] + cut.sizes[pieces] - 1] = list(following.values())
+            out[self.begins + self.sizes - 1] = np.where(of.goes_on, of.following, nothing)
         else:
             out[:] = values
-            out[cut.begins] = nothing
+            out[self.begins] = nothing
 
 
-class _Choice:
-    """Whether a field is wanted."""
+def _merged(parts: list[Pieces], order: Int64s | None) -> Pieces:
+    counts = np.concatenate([part.counts for part in parts])
+    sizes = np.concatenate([part.sizes for part in parts])
+    which = None
+    if order is not None:
+        firsts = np.cumsum(counts) - counts
+        counts = counts[order]
+        which = np.repeat(firsts[order], counts) + within(counts)
+        sizes = sizes[which]
+    tokens = _values([part.tokens for part in parts], which)
+    return Pieces(parts[0].outline, sizes, counts, tokens, _values([part.mask for part in parts], which))
 
-    def __init__(self, fields: frozenset[str] | None) -> None:
-        self._fields = fields
 
-    def __call__(self, name: str) -> bool:
-        return self._fields is None or name in self._fields
+def _values(parts: list[Values | None], which: Int64s | None) -> Values | None:
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    runs = [run for part in known for run in part.runs]
+    goes_on, following = (np.concatenate(both) for both in zip(*((p.goes_on, p.following) for p in known), strict=True))
+    if which is None:
+        return Values(runs, goes_on, following)
+    return Values([runs[at] for at in which.tolist()], goes_on[which], following[which])
 
 
-def _bounds(segments: Int64s, firsts: Int64s, length: int) -> list[npt.NDArray[np.int32]]:
-    """Each bin's segments, where they begin in it, and its end."""
-    rows = len(firsts) - 1
-    # one array for all: a bin's end lies where the next one's zero would, so each has a place more
-    out = np.empty(len(segments) + rows, np.int32)
-    shifted = firsts + np.arange(rows + 1)
-    out[np.arange(len(segments)) + np.repeat(np.arange(rows), firsts[1:] - firsts[:-1])] = segments % length
-    out[shifted[1:] - 1] = length
-    edges = shifted.tolist()
-    return [out[a:b] for a, b in itertools.pairwise(edges)]
+class PackedField(Pending):
+    """One field of some bins."""
+
+    def __init__(self, part: Pieces, name: str) -> None:
+        self._part = part
+        self._name = name
+        self.dtype = part.outline.dtypes[name]
+        self.shape = (len(part.counts), part.outline.length)
+
+    def fill(self, out: npt.NDArray[Any], parts: Sequence[PackedField], order: Int64s | None) -> None:
+        assert out.flags.c_contiguous  # else its flat form would be a copy
+        self._part.together([part._part for part in parts], order).fill(self._name, out.reshape(-1))

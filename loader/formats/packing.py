@@ -25,6 +25,7 @@ from .binread import BinReader, Outline
 from .bins import Bins, Method
 from .derived import Derived, DerivedIndex, View
 from .documents import DocumentField, Documents, Found
+from .pending import Pending
 
 _VERSION = 1
 _SUM = 8
@@ -229,7 +230,8 @@ class Packed(Derived):
         self, source: _Source, index: PackedIndex, i: int, url: str, fields: frozenset[str] | None = None
     ) -> Sample:
         columns = source.bins.columns(np.array([i]), url, fields)
-        return Sample((name, values[0]) for name, values in columns.items())
+        made = {name: values.made() if isinstance(values, Pending) else values for name, values in columns.items()}
+        return Sample((name, values[0]) for name, values in made.items())
 
     def columns(
         self,
