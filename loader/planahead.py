@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .permute import Int64s
 
 _NEVER: Final = 2**62
+_MANY: Final = 5000
+"""Shards that it takes a moment to tell of."""
 
 
 class PlanNames:
@@ -105,6 +107,9 @@ class PlanAhead:
         last = np.concatenate((now.last, then.last + self._order.total))
         shards, numbers = np.unique(np.concatenate((now.shard, then.shard)), return_inverse=True)
         self._edges = np.unique(np.concatenate((first, last + 1)))  # between them nothing changes
+        if len(shards) > _MANY:  # what comes first comes while the rest is told
+            soon = now.shard[: self._ahead].tolist()
+            self._client.prefetch([self._manifest.stat(shard) for shard in soon])
         objects = [self._manifest.stat(shard) for shard in shards.tolist()]
         uses = list(zip(numbers.tolist(), first.tolist(), last.tolist(), strict=True))
         return self._client.plan(self._names.of(self._number), objects, uses, position=position)
