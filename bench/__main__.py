@@ -26,7 +26,7 @@ from .table import print_summary
 PAGES: dict[str, tuple[Callable[[Path, Sizes], AbstractContextManager[Figure]], ...]] = {
     "cold": (cold.figure,),
     "warm": (warm_tokens.figure, warm_samples.figure, warm_tables.parquet, warm_tables.arrow),
-    "index": (indexing.figure,),
+    "index": (indexing.figure, indexing.filling),
 }
 
 

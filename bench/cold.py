@@ -38,7 +38,7 @@ def figure(scratch: Path, sizes: Sizes) -> Iterator[Figure]:
     shutil.rmtree(scratch / "s3", ignore_errors=True)
     with SeaweedServer(scratch / "s3") as server:
         server.make_bucket(BUCKET)
-        store = _store(server)
+        store = store_of(server)
         for file in files:
             obstore.put(store, file.name, file)
         keys = [file.name for file in files]
@@ -57,7 +57,8 @@ def figure(scratch: Path, sizes: Sizes) -> Iterator[Figure]:
     shutil.rmtree(scratch / "s3", ignore_errors=True)
 
 
-def _store(server: SeaweedServer) -> Any:
+def store_of(server: SeaweedServer) -> Any:
+    """The server's bucket, for who needs no cache."""
     return S3Store(
         BUCKET,
         endpoint=server.endpoint,

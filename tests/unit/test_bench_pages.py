@@ -28,6 +28,7 @@ def test_all_pages_in_one_quick_run(
         "warm-tables-parquet",
         "warm-tables-arrow",
         "index",
+        "filling",
     ]
     for figure in found["figures"]:
         rows = {row["case"]: row for row in figure["rows"]}
