@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import compress
 from typing import Any, ClassVar
 
 from cachefs.errors import ConfigError
 
 from .sample import Sample
 from .stages_pool import ProcessPool
-from .stages_worker import Failure, apply
+from .stages_worker import Failure, Truth, apply
 
 TIMEOUT = 600.0
 """Seconds that one batch may take in a stage's process."""
@@ -100,9 +101,8 @@ class Stages:
                 break
             results = step.results(samples, numbers, where)
             if step.keeps:
-                kept = [bool(result) for result in results]
-                samples = [sample for sample, keep in zip(samples, kept, strict=True) if keep]
-                numbers = [number for number, keep in zip(numbers, kept, strict=True) if keep]
+                samples = list(compress(samples, results))
+                numbers = list(compress(numbers, results))
             else:
                 samples = [_sample(result, of) for result, of in zip(results, samples, strict=True)]
         return samples, numbers
@@ -118,21 +118,22 @@ class _Step:
     """One stage with its processes. ``what``: how it is called in messages."""
 
     def __init__(self, stage: Stage, what: str) -> None:
-        self._stage = stage
+        self._batched = stage.batched
         self._what = what
         self.keeps = isinstance(stage, Filter)
-        self.pool = (
-            ProcessPool(
-                stage.function, batched=stage.batched, processes=stage.processes, what=what, timeout=stage.timeout
+        self._function = Truth(stage.function, batched=stage.batched) if self.keeps else stage.function
+        self.pool: ProcessPool | None = None
+        if stage.processes:
+            self.pool = ProcessPool(
+                self._function, batched=stage.batched, processes=stage.processes, what=what, timeout=stage.timeout
             )
-            if stage.processes
-            else None
-        )
 
     def results(self, samples: list[Any], numbers: Sequence[int], where: Callable[[int], str]) -> list[Any]:
         """What the function makes of each sample; they are told by these numbers."""
-        stage = self._stage
-        answer = apply(stage.function, samples, batched=stage.batched) if self.pool is None else self.pool.call(samples)
+        if self.pool is None:
+            answer = apply(self._function, samples, batched=self._batched)
+        else:
+            answer = self.pool.call(samples)
         if isinstance(answer, Failure):
             which = where(numbers[answer.at or 0])
             if answer.at is None:

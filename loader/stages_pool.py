@@ -18,7 +18,6 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
-from cachefs.clock import SYSTEM_CLOCK, Clock
 from cachefs.errors import ConfigError, DeadlineExceeded, NearflashError
 
 from .stages_channel import Channel, Closed
@@ -26,7 +25,6 @@ from .stages_worker import Failure, work
 
 GRACE = 2.0
 """Seconds for a process to end by itself once it is hung up on."""
-_LEAST = 1e-3
 
 
 class ProcessPool:
@@ -41,16 +39,15 @@ class ProcessPool:
         processes: int,
         what: str,
         timeout: float,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._arguments = (function, batched)
         self._most = processes
         self._what = what
         self._timeout = timeout
-        self._clock = clock
         self._changed = threading.Condition()
         self._all: set[_Process] = set()
         self._idle: list[_Process] = []
+        self._closings = 0
         self._owner = os.getpid()
         weakref.finalize(self, _end_own, self._all, self._owner)
 
@@ -60,10 +57,9 @@ class ProcessPool:
         Raises ``NearflashError`` where the process was killed or the pool closed, ``DeadlineExceeded`` where it took
         too long, ``ConfigError`` for samples or a function that cannot be sent.
         """
-        until = self._clock.monotonic() + self._timeout
-        process = self._take(until)
+        process = self._take()
         try:
-            answer: list[Any] | Failure = process.ask(samples, max(until - self._clock.monotonic(), _LEAST))
+            answer: list[Any] | Failure = process.ask(samples, self._timeout)
         except BaseException as e:
             self._drop(process, 0.0 if isinstance(e, TimeoutError) else GRACE)
             raise self._told(process, e) from e
@@ -81,29 +77,30 @@ class ProcessPool:
     def close(self) -> None:
         """End all processes, those at work too. Idempotent; the pool may be used again."""
         with self._changed:
+            self._closings += 1
             processes = list(self._all)
             self._all.clear()
             self._idle.clear()
             self._changed.notify_all()
         _end(processes)
 
-    def _take(self, until: float) -> _Process:
+    def _take(self) -> _Process:
+        """A process that is free, for the caller alone. Whoever has one gives it back by a deadline."""
         with self._changed:
+            closings = self._closings
             if self._owner != os.getpid():  # of the process that this one was forked from
                 self._owner = os.getpid()
                 self._all.clear()
                 self._idle.clear()
-            while True:
+            while self._closings == closings:
                 if self._idle:
                     return self._idle.pop()
                 if len(self._all) < self._most:
                     process = self._started()
                     self._all.add(process)
                     return process
-                left = until - self._clock.monotonic()
-                if left <= 0:
-                    raise DeadlineExceeded(f"no process was free for {self._timeout:.0f} s {self._what}")
-                self._changed.wait(min(left, 1.0))
+                self._changed.wait()
+        raise NearflashError(f"the processes were ended {self._what}")
 
     def _started(self) -> _Process:
         try:

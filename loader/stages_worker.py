@@ -40,6 +40,18 @@ def apply(function: Callable[[Any], Any], samples: list[Any], *, batched: bool) 
     return results
 
 
+class Truth:
+    """Whether a predicate holds, as ``bool``: what else it returns may be none, and is told where it was returned."""
+
+    def __init__(self, predicate: Callable[[Any], Any], *, batched: bool) -> None:
+        self._predicate = predicate
+        self._batched = batched
+
+    def __call__(self, given: Any) -> Any:
+        result = self._predicate(given)
+        return [bool(value) for value in result] if self._batched else bool(result)
+
+
 def work(end: socket.socket, function: Callable[[Any], Any], batched: bool) -> None:
     """The life of a stage's process: answers until the other side hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that it works for ends it

@@ -28,6 +28,7 @@ from loader import Filter, Loader, Map
 from loader.stages_channel import Channel, Closed
 from loader.stages_filter import Full, Kept, Point, Refill
 from loader.testing import write_tars
+from loader.transfer import Sent
 from tests.unit.stage_functions import (
     all_kept,
     doubled,
@@ -243,6 +244,56 @@ class TestFilter:
         short = -len(padded) % 4
         assert [n for batch in got for n in numbers(batch)] == padded + padded[:short]
         assert got[-1]["__repeat__"].tolist()[4 - short :] == [True] * short
+
+    def test_a_predicate_that_gives_no_truth(self, folder: Path) -> None:
+        stages = [Filter(lambda sample: sample["bin"] > 3)]
+        with Loader(data(folder, shuffle=False), stages=stages) as batches, pytest.raises(ValueError) as caught:
+            list(batches)
+        note = caught.value.__notes__[0]
+        assert note.startswith("in the filter stage 1") and "sample 0 of shard 0" in note
+
+    def test_batches_on_their_way_to_a_device(self, folder: Path) -> None:
+        class Noted:
+            """Counts what is sent, and what is received."""
+
+            def __init__(self) -> None:
+                self.sent: list[Any] = []
+                self.received: list[Any] = []
+
+            def send(self, batch: Any) -> Sent:
+                self.sent.append(batch)
+                return Sent({**batch, "moved": True}, None, batch)
+
+            def receive(self, sent: Sent) -> Any:
+                self.received.append(sent)
+                return sent.batch
+
+            def close(self) -> None:
+                pass
+
+        noted = Noted()
+        with Loader(data(folder), stages=[Filter(kept)], transfer=noted) as batches:
+            got = list(batches)
+        assert all(batch["moved"] for batch in got) and len(noted.received) == len(got) == len(noted.sent)
+        assert [numbers(batch) for batch in got] == cut(kept_in_order(folder), 4)
+
+    @pytest.mark.parametrize("steps", [None, 30])
+    def test_of_a_mixture(self, folder: Path, tmp_path: Path, steps: int | None) -> None:
+        write_tars(tmp_path, [25])
+
+        def make() -> Loader:
+            sources = {"a": loader.ShardDataset(folder, batch_size=1), "b": loader.ShardDataset(tmp_path, batch_size=1)}
+            mixture = loader.Mixture(sources, weights={"a": 2, "b": 1}, batch_size=4, seed=3)
+            return Loader(mixture, stages=[Filter(kept)], steps=steps)
+
+        with make() as batches:
+            seen = [(numbers(batch), batches.state_dict()) for batch in batches]
+        whole = [values for values, _ in seen]
+        assert steps is None or len(whole) == steps
+        for k in (0, 7, len(whole) - 2):
+            with make() as again:
+                again.load_state_dict(stored(seen[k][1]))
+                assert [numbers(batch) for batch in again] == whole[k + 1 :]
 
     def test_a_batch_has_no_place_in_the_plan(self, folder: Path) -> None:
         with Loader(data(folder), stages=[Filter(kept)]) as batches:
