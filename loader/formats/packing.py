@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +26,9 @@ from .bins import Bins, Method
 from .derived import Derived, DerivedIndex, View
 from .documents import DocumentField, Documents, Found
 from .pending import Pending
+
+if TYPE_CHECKING:
+    from cachefs.client import Client
 
 _VERSION = 1
 _SUM = 8
@@ -103,6 +106,24 @@ class Packing(View):
         """The share of padding in the samples that documents of these numbers of tokens make, all in one shard."""
         bins = Bins(np.asarray(lengths, dtype=np.int64), self.length, self.method)
         return bins.padding / max(bins.count * self.length, 1)
+
+    def padding_in(
+        self, path_or_url: str, format: str | Format | None = None, *, client: Client | None = None
+    ) -> float:
+        """The share of padding in the samples that the documents of one shard make; finds their lengths for that.
+
+        ``format`` as in :func:`loader.open_shard`. Raises what opening the shard raises."""
+        from cachefs.client import connect
+
+        from ..opening import while_filling
+        from ..reader import open_shard
+
+        client = client if client is not None else connect()
+        with open_shard(path_or_url, format, client=client) as shard:
+            packed, url = self.over(shard.format), shard.url
+        found, objects = while_filling(client, {}, lambda objects: packed.bins_of(objects, url))
+        objects.close()
+        return sum(bins.padding for bins in found) / max(sum(bins.count for bins in found) * self.length, 1)
 
 
 @dataclass(slots=True)
@@ -195,6 +216,12 @@ class Packed(Derived):
         reader = BinReader(Documents(self.documents, stored, found), mask, index.bins, self._outline, self.key)
         private = opened.private_bytes + _PIECE_BYTES * len(index.bins.lengths)
         return Opened(_Source(opened.source, reader), index, private)
+
+    def bins_of(self, objects: Objects, url: str) -> list[Bins]:
+        """The bins of a shard, or of each of its parts."""
+        counts = self.parts(objects, url)
+        parts = [None] if counts is None else [part for part, count in enumerate(counts) if count]
+        return [self.open(objects, url, part=part).index.bins for part in parts]
 
     def derive(self, opened: Opened, url: str) -> PackedIndex:
         return self._packed(opened.index, *self.documents.find(opened, url))

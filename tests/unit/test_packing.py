@@ -528,7 +528,7 @@ class TestDamage:
             list(dataset(folder, packing=Packing(LENGTH, out="uint16")))
 
 
-@pytest.mark.parametrize("name", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", ["parquet", "jsonl", "mds", "megatron"])
 @pytest.mark.parametrize("method", ["best_fit", "sequential"])
 def test_what_a_filter_keeps_is_packed(folders: dict[str, Path], name: str, method: Any) -> None:
     kept = [[doc for doc in docs if len(doc) % 2] for docs in documents()]
@@ -701,3 +701,18 @@ def test_the_share_of_padding_is_told_before_anything_is_read() -> None:
     assert Packing(8).padding(lengths) == pytest.approx(1 - 17 / 24)
     assert Packing(8, method="sequential").padding(lengths) == pytest.approx(1 - 17 / 24)
     assert Packing(8).padding([8, 4, 4]) == Packing(8).padding([]) == 0
+
+
+@pytest.mark.parametrize("name", ["mds", "parquet"])
+def test_the_share_of_padding_in_a_shard(folders: dict[str, Path], name: str) -> None:
+    [path, *_] = sorted(folders[name].glob("0.*"))
+    ds = dataset(folders[name], path.name, batch_size=1)
+    padding = sum(int((sample["document_ids"] < 0).sum()) for sample in ds)
+    assert packing().padding_in(str(path)) == pytest.approx(padding / (len(ds) * LENGTH))
+
+
+def test_a_function_may_decode_a_field(folder: Path) -> None:
+    ds = dataset(folder, decode={"tokens": lambda row: int((row != PAD).sum())})
+    assert sum(int(batch["tokens"].sum()) for batch in ds.batched()) == sum(map(len, map(flat, documents())))
+    as_tensors = next(iter(dataset(folder, decode="torch").batched()))
+    assert as_tensors["labels"].shape == (5, LENGTH)
