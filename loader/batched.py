@@ -18,6 +18,7 @@ from .columnruns import ColumnRuns, Where, reads_runs
 from .columns import ColumnGather, has_repeats, reads_columns
 from .dealing import check_whole
 from .formats import Format, Tokens
+from .gathered import GatheredRun
 from .members import MemberGather, reads_members
 from .mixturereader import SOURCE, MixtureReader
 from .mixturerows import JointPool
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from .teams import Team
 
 Collate = Callable[[Sequence[Any]], Any]
+
+RUN_BYTES = 4 << 20
+"""Bytes of token windows that are gathered in one call: enough that what comes with a call does not count, and as much
+as numpy asks for in large pages."""
 
 
 class Batches(IterableDataset[Any]):
@@ -80,6 +85,11 @@ class Batches(IterableDataset[Any]):
 
 def _made(reading: Reading, collate_fn: Collate | None) -> Iterator[tuple[Any, tuple[int, int]]]:
     """The batches of a pass, each with its number and size, made by whoever iterates."""
+    gather = token_gather(reading, collate_fn) if allocates_privately() else None
+    if gather is not None:
+        for tokens in reading.runs(max(1, RUN_BYTES // max(gather.sample_bytes, 1))):
+            yield from GatheredRun(gather.gather(tokens.places, allocator()), tokens)
+        return
     whole = batch_reader(reading, collate_fn)
     if collate_fn is None and reads_runs(reading):
         where = Where() if allocates_privately() else Where(each=allocator())

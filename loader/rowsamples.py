@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def sample_lists(reading: Reading) -> Callable[[int, Stamp, Places], list[Any]]:
     """What makes the samples of one batch of a pass, from its number, stamp and places."""
-    if not all(recipe.decode.keeps_arrays and not recipe.ids and not recipe.repeats for recipe in reading.reader.recipes):
+    recipes = reading.reader.recipes
+    if not all(recipe.decode.keeps_arrays and not recipe.ids and not recipe.repeats for recipe in recipes):
         return reading.samples
     gather = token_gather(reading, None)
     return reading.samples if gather is None else _RowSamples(gather)

@@ -10,12 +10,13 @@ import torch
 
 from cachefs.errors import ConfigError, NearflashError
 
-from .batched import TokenGather, batch_reader, token_gather
+from .batched import RUN_BYTES, TokenGather, batch_reader, token_gather
 from .collation import allocating, collate
 from .columnruns import ColumnRuns, Cut, OneByOne, Where, reads_runs
+from .gathered import GatheredRun
 from .groups import Groups, Many, group_bytes
 from .pipeline import Pipeline, StageTimes, Window
-from .sample import Batch, Stamp
+from .sample import Stamp
 from .slots import Slots
 from .stages import Stage, Stages
 from .stages_passes import CUT_OFF, FilteredPasses, Making, Staged, refuse_points
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from .samples import Places
 
 PREFETCH_BYTES = 128 << 20
-_RUN_BYTES = 4 << 20
-"""Bytes of token windows that are gathered in one call: enough that handing them from thread to thread does not count,
-and as much as numpy asks for in large pages."""
 _MOST_THREADS = 8
 _RUNS_AHEAD = 3
 """Runs that are ready or in work: few, so that their buffers stay in the processor's cache."""
@@ -155,7 +153,7 @@ class Loader:
         if gather is None:
             return self._grouped(reading, batch_reader(reading, self._collate))
         return Pipeline(
-            reading.runs(max(1, _RUN_BYTES // max(gather.sample_bytes, 1))),
+            reading.runs(max(1, RUN_BYTES // max(gather.sample_bytes, 1))),
             _TokenRun(gather, self._slots, self._transfer),
             threads=2,  # one gathers, which is bound by memory; the other decides meanwhile what comes next
             window=Window(_RUNS_AHEAD, self._prefetch),
@@ -239,7 +237,7 @@ def _transfer_to(device: torch.device | str | None) -> Transfer | None:
 
 
 def _cost(many: Many) -> int:
-    if isinstance(many, _Gathered):
+    if isinstance(many, GatheredRun):
         return tensor_bytes(many.whole)
     return many.nbytes if isinstance(many, Cut | OneByOne | _SentRun) else group_bytes(many)
 
@@ -253,7 +251,7 @@ class _TokenRun:
         self._transfer = transfer
 
     def __call__(self, run: Run) -> Many:
-        gathered = _Gathered(self._gather.gather(run.places, self._slots.allocate), run)
+        gathered = GatheredRun(self._gather.gather(run.places, self._slots.allocate), run)
         if self._transfer is None:
             return gathered  # cut by the consumer, while the next run is being gathered
         send = self._transfer.send
@@ -295,20 +293,3 @@ class _SentRun:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._sent)
-
-
-class _Gathered:
-    """A run of batches that lie in one, and are cut from it when they are iterated."""
-
-    def __init__(self, whole: Batch, run: Run) -> None:
-        self.whole = whole
-        self._run = run
-
-    def __iter__(self) -> Iterator[tuple[Batch, tuple[int, int]]]:
-        stamps, names = self._run.stamps, self.whole.keys()
-        sizes = [stamp.size for stamp in stamps]
-        columns = [tensor.split(sizes) for tensor in self.whole.values()]
-        for number, stamp, parts in zip(self._run.batches, stamps, zip(*columns, strict=True), strict=True):
-            batch = Batch(zip(names, parts, strict=True))
-            batch.stamp = stamp
-            yield batch, (number, stamp.size)
