@@ -21,7 +21,7 @@ from .cloudvars import belongs_to_a_client, carried
 from .errors import ConfigError
 from .hashing import name_digest
 from .redaction import redact
-from .values import at_least, optional_size, parse_size, seconds, to_bool, to_path
+from .values import at_least, one_of, optional_size, parse_size, seconds, to_bool, to_path, to_share, to_weight
 
 T = TypeVar("T")
 
@@ -102,6 +102,8 @@ class Settings:
     """Most requests to one bucket at a time."""
     stall_timeout: float = 20.0
     """A read that gets no byte for this long is cut and retried."""
+    hedge_share: float = 0.05
+    """Most second requests for reads that are late, as a part of all reads; 0 for none."""
     request_deadline: float = 300.0
     """One chunk, with all its retries, ends by then in bytes or an error."""
     connect_timeout: float = 30.0
@@ -113,6 +115,10 @@ class Settings:
     passthrough_bytes: int | None = None
     """Most bytes of one object that a process keeps in its memory because the cache cannot take it (``None``: half of
     the memory that is available at that moment, at most 16 GiB)."""
+    eviction: str = "s3fifo"
+    """What goes first where no job declared a plan: "s3fifo", or "lru" for the least recently used."""
+    job_share: float = 1.0
+    """This job's part of the cache beside other jobs that declare plans: its share of the sum of all."""
     origin: Origin = field(default_factory=Origin)
 
     def __post_init__(self) -> None:
@@ -232,12 +238,15 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "chunk_size": parse_size,
     "transfer_bytes": parse_size,
     "origin_parallel": at_least(1),
+    "hedge_share": to_share,
     "stall_timeout": seconds(zero=False),
     "request_deadline": seconds(zero=False),
     "connect_timeout": seconds(zero=True),
     "idle_timeout": seconds(zero=True),
     "autostart": to_bool,
     "passthrough_bytes": optional_size,
+    "eviction": one_of("s3fifo", "lru"),
+    "job_share": to_weight,
 }
 
 

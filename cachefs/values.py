@@ -57,6 +57,16 @@ def at_least(least: int) -> Callable[[Any], int]:
     return read
 
 
+def to_share(raw: Any) -> float:
+    """A part of a whole, between 0 and 1."""
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise ValueError("not a number")
+    number = float(raw)
+    if not 0 <= number <= 1:
+        raise ValueError("not between 0 and 1")
+    return number
+
+
 def seconds(*, zero: bool) -> Callable[[Any], float]:
     """A reader of times; ``zero`` says whether 0 is one."""
 
@@ -67,6 +77,27 @@ def seconds(*, zero: bool) -> Callable[[Any], float]:
         if not math.isfinite(number) or number < 0 or (number == 0 and not zero) or number > _MOST_SECONDS:
             raise ValueError("not a time" if zero else "not a time greater than 0")
         return number
+
+    return read
+
+
+def to_weight(raw: Any) -> float:
+    """A number greater than 0 that means something beside others of its kind."""
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise ValueError("not a number")
+    number = float(raw)
+    if not 0 < number < math.inf:
+        raise ValueError("not a number greater than 0")
+    return number
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """A reader of words."""
+
+    def read(raw: Any) -> str:
+        if not isinstance(raw, str) or raw not in choices:
+            raise ValueError(f"not one of {', '.join(choices)}")
+        return raw
 
     return read
 

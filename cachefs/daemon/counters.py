@@ -27,6 +27,8 @@ COUNTERS = (
     "origin_heads",
     "origin_lists",
     "origin_requests",
+    "origin_hedges",
+    "origin_hedges_won",
     "origin_retries",
     "origin_throttled",
     "pass_through_bytes",

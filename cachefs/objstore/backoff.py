@@ -18,7 +18,8 @@ class RetryPolicy:
     byte for this long has failed. ``first_contact``: a store that has never answered is given up on after this time
     and three tries, since a wrong endpoint is more likely then than an outage. ``base`` and ``cap`` bound the pause
     before a try. A wrong reply (``Corrupt``) is asked for ``corrupt_tries`` times. ``upload_rate`` is the slowest
-    upload that is waited for. ``parallel``: most requests to the bucket at a time.
+    upload that is waited for. ``parallel``: most requests to the bucket at a time. ``hedge_share``: most second
+    requests for late reads, as a part of all reads; 0 for none.
     """
 
     deadline: float = 300.0
@@ -29,10 +30,16 @@ class RetryPolicy:
     corrupt_tries: int = 4
     upload_rate: float = 64 * 1024
     parallel: int = 16
+    hedge_share: float = 0.05
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RetryPolicy:
-        return cls(deadline=settings.request_deadline, stall=settings.stall_timeout, parallel=settings.origin_parallel)
+        return cls(
+            deadline=settings.request_deadline,
+            stall=settings.stall_timeout,
+            parallel=settings.origin_parallel,
+            hedge_share=settings.hedge_share,
+        )
 
 
 def backoff(tries: int, draw: float, policy: RetryPolicy) -> float:

@@ -10,9 +10,16 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+_NEAR = 0.75
+_CAREFUL = 8.0
+
 
 class Window:
-    """The allowed number of concurrent requests; pure. Starts at its ceiling, halves when throttled, never below 1."""
+    """The allowed number of concurrent requests; pure. Starts at its ceiling, halves when throttled, never below 1.
+
+    Where it was too much the last time, it grows an eighth as fast, so that a store that takes less than the ceiling
+    has to refuse little; beyond that it is as fast again (as in CUBIC, RFC 9438, 4.1).
+    """
 
     def __init__(self, ceiling: int) -> None:
         if ceiling < 1:
@@ -20,18 +27,27 @@ class Window:
         self._ceiling = ceiling
         self._size = float(ceiling)
         self._lowered_at = float("-inf")
+        self._too_much = float("inf")
 
     @property
     def size(self) -> int:
         return int(self._size)
 
+    @property
+    def lowered(self) -> bool:
+        """Whether the bucket gets fewer requests at a time than it might."""
+        return self.size < self._ceiling
+
     def succeeded(self) -> None:
         """A request went through: one more at a time after a full window of them."""
-        self._size = min(float(self._ceiling), self._size + 1.0 / self._size)
+        near = _NEAR * self._too_much <= self._size <= self._too_much + 1.0
+        step = 1.0 / self._size
+        self._size = min(float(self._ceiling), self._size + (step / _CAREFUL if near else step))
 
     def throttled(self, started: float, now: float) -> None:
         """A request that ``started`` at that time was refused. Requests that were under way together count once."""
-        if started >= self._lowered_at:
+        if started > self._lowered_at:
+            self._too_much = self._size
             self._size = max(1.0, self._size / 2.0)
             self._lowered_at = now
 
@@ -48,6 +64,11 @@ class Limiter:
     def busy(self) -> int:
         """Slots in use."""
         return self._busy
+
+    @property
+    def at_ease(self) -> bool:
+        """A slot is free, nobody waits for one, and there is no sign that the bucket gets too many requests."""
+        return not self.window.lowered and not self._waiting and self._busy < self.window.size
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:

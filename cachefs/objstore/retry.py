@@ -17,6 +17,7 @@ from ..metrics import Metrics
 from .abc import Listing, ObjectMeta, ObjectStore
 from .backoff import Failure, RetryPolicy, attempt_limit, next_pause
 from .buffers import as_pieces
+from .hedging import Hedger
 from .limiter import Limiter
 from .multipart import watched_upload
 from .renewal import Renewal
@@ -34,13 +35,17 @@ _DELETE_BATCH = 1000
 
 @dataclass(frozen=True)
 class _Request:
-    """What a request is, as far as the policy cares. ``counter`` is the metric of its kind."""
+    """What a request is, as far as the policy cares. ``counter`` is the metric of its kind.
+
+    ``read_bytes``: how many bytes a read of a range asks for; such a one may be made twice when it is late.
+    """
 
     doing: str
     key: str
     counter: str | None
     upload_bytes: int | None = None
     repeatable: bool = True
+    read_bytes: int | None = None
 
 
 def _ignore(failure: Failure) -> None:
@@ -77,6 +82,7 @@ class RetryingStore(ObjectStore):
         self._draw = draw
         self._answered = False
         self._renewal = Renewal(inner.renew)
+        self._hedger = Hedger(policy.hedge_share, limiter=limiter, metrics=metrics, clock=clock)
 
     async def head(self, key: str) -> ObjectMeta:
         return await self._run(_Request("head", key, "origin_heads"), lambda: self._inner.head(key))
@@ -84,7 +90,6 @@ class RetryingStore(ObjectStore):
     async def get_range(self, key: str, start: int, end: int, *, version: ObjectMeta | None = None) -> Buffer:
         if not 0 <= start <= end:
             raise ValueError(f"not a range: {start}-{end}")
-        request = _Request("get", key, "origin_gets")
         began = self._clock.monotonic()
         pieces: list[Buffer] = []
         at, step = start, end - start
@@ -98,6 +103,7 @@ class RetryingStore(ObjectStore):
             return self._inner.get_range(key, at, min(at + step, end), version=version)
 
         while at < end:
+            request = _Request("get", key, "origin_gets", read_bytes=min(at + step, end) - at)
             piece = await self._run(request, next_piece, began=began, on_failure=shrink)
             size = memoryview(piece).nbytes
             self._metrics.add("origin_get_bytes", size)
@@ -206,9 +212,12 @@ class RetryingStore(ObjectStore):
             nonlocal limit
             async with self._limiter.slot():
                 limit = attempt_limit(remaining, request.upload_bytes, self._policy)
+                once = partial(self._once, request, make)
+                if request.read_bytes is not None:
+                    return await self._hedger.run(request.read_bytes, once)
                 if limit < remaining:
-                    return await within(self._clock, limit, self._once(request, make))
-                return await self._once(request, make)
+                    return await within(self._clock, limit, once())
+                return await once()
 
         try:
             return await within(self._clock, remaining, attempt())

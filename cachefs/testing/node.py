@@ -61,6 +61,7 @@ class Node:
             NEARFLASH_CHUNK_SIZE=str(self.settings.chunk_size),
             NEARFLASH_TRANSFER_BYTES=str(self.settings.transfer_bytes),
             NEARFLASH_IDLE_TIMEOUT=str(self.settings.idle_timeout),
+            NEARFLASH_HEDGE_SHARE="0",  # requests are counted, and a busy machine makes any of them late
         )
         for name, value in (
             ("NEARFLASH_QUOTA", self.settings.quota),
