@@ -138,7 +138,7 @@ class Client:
         *,
         position: int = 0,
         job: str | None = None,
-        share: float = 1.0,
+        share: float | None = None,
     ) -> bool:
         """Declare what this process will read, so that the daemon brings it in ahead of need and keeps what pays most.
 
@@ -149,11 +149,16 @@ class Client:
         so does :meth:`close`.
 
         Processes of one ``job`` (default: what the launcher names so, else this process group) that declare the same
-        share one plan, which is where the last of them is. Each job gets its part of the cache by ``share``, and what
-        others do not use. False if the daemon takes no plan (an older one, or one that holds too many):
-        :meth:`prefetch` then.
+        share one plan, which is where the last of them is. Each job gets its part of the cache by ``share`` (default:
+        ``settings.job_share``), and what others do not use. False if the daemon takes no plan (an older one, or one
+        that holds too many): :meth:`prefetch` then.
         """
-        terms = Terms(name, position, default_job() if job is None else job, share)
+        terms = Terms(
+            name,
+            position,
+            default_job() if job is None else job,
+            self.settings.job_share if share is None else share,
+        )
         return declare(self._session(), terms, objects, uses)
 
     def progress(self, name: str, position: int) -> bool:

@@ -101,7 +101,7 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
         loop.add_signal_handler(number, stop.set)
     log = Log(settings.cache_dir, clock, echo=echo)
     metrics = Metrics(COUNTERS)
-    plans = Plans(clock)
+    plans = Plans(clock, fifo=settings.eviction == "s3fifo")
     disk = Disk(
         lambda: FlashStore.open(settings, metrics=metrics, clock=clock, reserved=_OWN_BYTES, ranking=plans), clock, log
     )

@@ -106,7 +106,7 @@ async def engine_box(
     settings = box_settings(cache_dir, **changes)
     metrics = Metrics(COUNTERS)
     log = Log(cache_dir, clock)
-    plans = Plans(clock)
+    plans = Plans(clock, fifo=settings.eviction == "s3fifo")
     disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, ops=ops, ranking=plans), clock, log)
 
     def opener(url: ObjectUrl, origin: Origin) -> ScriptedStore:

@@ -35,6 +35,9 @@ def test_arguments_win_over_environment_over_file_over_default(tmp_path: Path) -
         ({"NEARFLASH_QUOTA": "lots"}, "NEARFLASH_QUOTA"),
         ({"NEARFLASH_CHUNK_SIZE": "100"}, "chunk_size 100"),
         ({"NEARFLASH_AUTOSTART": "maybe"}, "NEARFLASH_AUTOSTART"),
+        ({"NEARFLASH_EVICTION": "random"}, "not one of s3fifo, lru"),
+        ({"NEARFLASH_JOB_SHARE": "0"}, "NEARFLASH_JOB_SHARE"),
+        ({"NEARFLASH_JOB_SHARE": "nan"}, "NEARFLASH_JOB_SHARE"),
         ({"NEARFLASH_CONFIG": "/nonexistent/nearflash.toml"}, "/nonexistent/nearflash.toml"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
@@ -211,6 +212,22 @@ def test_more_memory_than_there_is_for_plans_is_refused(server: Served) -> None:
     with connect(server.settings) as client:
         assert not client.plan("a", stats, in_turn())
         assert client.plan("a", stats[:2], in_turn(2))
+
+
+@pytest.mark.parametrize(("eviction", "stays"), [("lru", False), ("s3fifo", True)])
+def test_without_any_plan_the_setting_decides(tmp_path: Path, eviction: str, stays: bool) -> None:
+    """A scan over more than the cache holds, after an object that was read often (not in one go)."""
+    store = ScriptedStore({f"k{i:02d}": random.Random(i).randbytes(CHUNK) for i in range(40)})
+    with served(tmp_path, store, quota=24 * CHUNK, eviction=eviction) as server, connect(server.settings) as client:
+        stats = client.list("s3://bucket/")
+        for stat in [*[stats[0]] * 5, *stats[1:]]:
+            with client.open(stat.url, version=stat.version, size=stat.size) as shard:
+                shard.view().release()
+            until(lambda: server.call(lambda: server.control.sessions.leases) == 0)
+            asyncio.run_coroutine_threadsafe(server.box.engine._holdings.drop_idle(), server.loop).result(30)
+        held = {entry.url for entry in client.entries()}
+        assert (stats[0].url in held) is stays
+        assert stats[-1].url in held and stats[1].url not in held
 
 
 def test_a_client_of_the_former_protocol_is_served(server: Served) -> None:
