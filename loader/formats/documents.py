@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -74,8 +75,7 @@ class DocumentField:
         return joined._replace(lengths=lengths, dtype=dtype)
 
     def _find(self, opened: Opened, url: str) -> Found:
-        lengths: list[int] = []
-        counts: list[int] = []
+        lengths, counts = array("q"), array("q")  # a file of tokens may have many millions
         wrong: DataError | None = None
         readable = 0
         n = len(opened.index)
@@ -86,7 +86,7 @@ class DocumentField:
                     lengths.append(-1)
                     wrong = wrong or row
                 else:
-                    lengths += [len(row)] if self.eos_id is None else self._split(row)
+                    lengths.frombytes(self._split(row).tobytes())
                     readable += 1
                 counts.append(len(lengths) - before)
         if wrong is not None and not readable:
@@ -136,13 +136,15 @@ class DocumentField:
             )
         return sample[self.field]
 
-    def _split(self, row: Row) -> list[int]:
+    def _split(self, row: Row) -> Int64s:
         """The lengths of the documents in one sample."""
+        if self.eos_id is None:
+            return np.array([len(row)], dtype=np.int64)
         runs = [np.flatnonzero(row[at : at + _RUN] == self.eos_id) + (at + 1) for at in range(0, len(row), _RUN)]
         ends = np.concatenate([[0], *runs])
         if ends[-1] < len(row):
             ends = np.append(ends, len(row))
-        return np.diff(ends).tolist() if len(ends) > 1 else [0]
+        return np.diff(ends) if len(ends) > 1 else np.zeros(1, np.int64)
 
 
 def _as_row(value: Any, kind: str, dtype: str | None, kinds: str) -> Row:

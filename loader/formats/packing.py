@@ -34,7 +34,8 @@ _VERSION = 1
 _SUM = 8
 _PACKING = 0x7061636B696E67
 _PIECE_BYTES = 12
-"""Memory for where a document lies, while its shard is open."""
+_PLACE_BYTES = 16
+"""Memory for where a document lies, while its shard is open: in bins, and in a sample that has several."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ class Packed(Derived):
         stored, found = Opened(opened.source, index.inner), Found(index.bins.lengths, index.documents)
         mask = None if self._mask is None else Documents(self._mask, stored, found)
         reader = BinReader(Documents(self.documents, stored, found), mask, index.bins, self._outline, self.key)
-        private = opened.private_bytes + _PIECE_BYTES * len(index.bins.lengths)
+        each = _PIECE_BYTES + (0 if index.documents is None else _PLACE_BYTES)
+        private = opened.private_bytes + each * len(index.bins.lengths)
         return Opened(_Source(opened.source, reader), index, private)
 
     def bins_of(self, objects: Objects, url: str) -> list[Bins]:
