@@ -170,7 +170,7 @@ def passes(ds: Any, samples: int) -> Iterator[int]:
 KINDS = ("tars", "tokens", "threads")
 RUNS = [
     ("tars", 30_000),
-    ("threads", 40_000),
+    ("threads", 25_000),
     *(pytest.param(kind, 1_000_000, marks=pytest.mark.slow) for kind in KINDS),
 ]
 
