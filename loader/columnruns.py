@@ -25,9 +25,9 @@ from .samples import Places, SampleReader
 if TYPE_CHECKING:
     from .reading import Reading
 
-RUN_ROWS = 8192
-"""Samples that are read in one call: enough that calls do not count, few enough that they stay in the processor's
-cache."""
+RUN_ROWS = 16384
+"""Samples that are read in one call: enough that calls do not count, also where a shuffle takes them from many places;
+few enough that what was made of them is in the processor's cache when it is cut."""
 RUN_BYTES = 8 << 20
 
 Item: TypeAlias = tuple[int, Stamp, Places]

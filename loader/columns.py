@@ -63,6 +63,7 @@ class ColumnGather:
     def __init__(self, format: Format, reader: SampleReader, turns: AbstractContextManager[Any] | None = None) -> None:
         self._pool = reader.pool
         self._recipe = reader.recipe
+        self._tensors: set[str] = set()  # fields whose values become tensors, as far as they have been seen
         self._turns = turns if turns is not None and isinstance(format, Table) else nullcontext()
 
     def batch(self, number: int, stamp: Stamp, places: Places) -> Batch:
@@ -113,7 +114,10 @@ class ColumnGather:
                 raise DataError(
                     f"shards differ in the field(s) {differ}", hint="choose fields=[...] that every shard has"
                 )
-        out = {name: _joined([part[name] for part in parts], order, allocate) for name in names}
+        out = {
+            name: _joined([part[name] for part in parts], order, allocate, tensors=name in self._tensors)
+            for name in names
+        }
         if self._recipe.ids:
             out[ID] = torch.from_numpy(places.ids)
         if self._recipe.repeats:
@@ -133,8 +137,9 @@ class ColumnGather:
         if not decode.idle:
             for name, values in found.items():
                 decoder = decode.decoder(name, shard)
-                # an array becomes a tensor anyway, or holds what never does
-                if decoder is not None and not (decoder is to_tensor and isinstance(values, np.ndarray | Pending)):
+                if decoder is to_tensor:
+                    self._tensors.add(name)
+                elif decoder is not None:
                     numbers = rows.tolist()
                     found[name] = [
                         decode.value(decoder, value, name, shard, i) for i, value in zip(numbers, values, strict=True)
@@ -174,7 +179,9 @@ def _by_shard(places: Places) -> tuple[Parts, Int64s | None]:
     return [(shard, rows[start:end]) for shard, start, end in groups], None if ascending else found.back
 
 
-def _joined(parts: list[Any], order: Int64s | None, allocate: Allocator | None) -> Column:
+def _joined(parts: list[Any], order: Int64s | None, allocate: Allocator | None, *, tensors: bool) -> Column:
+    """A column's parts behind each other, or in another order. ``tensors``: its values become tensors, one by one
+    where they are not all of a kind."""
     if all(isinstance(part, Pending) for part in parts):
         first = parts[0]
         tensor, array = _new((sum(map(len, parts)), *first.shape[1:]), first.dtype, allocate)
@@ -186,9 +193,9 @@ def _joined(parts: list[Any], order: Int64s | None, allocate: Allocator | None) 
         if parts[0].dtype == object and parts[0].ndim == 1:
             objects = parts[0] if len(parts) == 1 else np.concatenate(parts)
             return objects if order is None else objects.take(order)
-    if len(parts) == 1 and order is None and isinstance(parts[0], list):
-        return parts[0]
     values = [value for part in parts for value in part]
+    if tensors:
+        values = list(map(to_tensor, values))
     return values if order is None else [values[at] for at in order.tolist()]
 
 

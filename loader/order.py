@@ -138,10 +138,17 @@ class EpochOrder:
         DataError for a position that is not in the epoch or, with counts missing, not settled.
         """
         positions = self._checked(positions)
-        lane, offset = self._rounds.locate(positions)
-        place = self._lane_start[lane] + offset
+        place = positions
+        if len(self._rounds.lengths) > 1:
+            lane, offset = self._rounds.locate(positions)
+            place = self._lane_start[lane] + offset
         if self.shuffle:
             place = self._mixed(place, np.searchsorted(self._block_start, place, side="right") - 1)
+        if place.size:
+            first, last = (np.searchsorted(self._piece_start, (place.min(), place.max()), side="right") - 1).tolist()
+            if first == last:  # as is usual for neighbours that are not shuffled
+                index = place + (self._piece_first[first] - self._piece_start[first])
+                return np.full_like(place, self._piece_shard[first]), index
         piece = np.searchsorted(self._piece_start, place, side="right") - 1
         index = self._piece_first[piece] + (place - self._piece_start[piece])
         return self._piece_shard[piece], index

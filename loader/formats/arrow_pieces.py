@@ -87,7 +87,7 @@ class Window:
         for name, cells in self._cells:
             values = cells.array if cells.array is not None else cells.stacked
             if values is not None:
-                out[name] = values[places]
+                out[name] = values[places] if run else values.take(places, axis=0)
                 continue
             if within is None:
                 within = rows - self.first
