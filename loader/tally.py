@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cachefs.clock import SYSTEM_CLOCK, Clock
-from cachefs.errors import DataError, DeadlineExceeded, FormatError
+from cachefs.errors import DataError, DeadlineExceeded, EmptyDataset, FormatError
 
 from .buffers import IndexCache
+from .manifest import derivation
 from .opening import open_mapped
 from .permute import Int64s
 from .reader import DataWarning
@@ -119,7 +120,8 @@ class Tally:
 
         Raises what is wrong with one of them: a damaged shard's ``DataError``, or what the client raises; and
         ``DeadlineExceeded`` after :data:`WAIT` seconds in which nothing was counted and no thread here was at one of
-        these. Of several errors it is the first in their order, the same in all processes.
+        these. Of several errors it is the first in their order, the same in all processes. ``EmptyDataset`` where all
+        are counted and none has a sample.
         """
         desk, key = self._desk(), threading.get_ident()
         known, until = -1, 0.0
@@ -148,6 +150,9 @@ class Tally:
             with desk.changed:
                 desk.urgent.pop(key, None)
         desk.say()
+        if self.complete and not (self._numbers > 1).any():
+            stats, hint = self._manifest.shards, derivation(self._manifest.format) or None
+            raise EmptyDataset(f"no sample in {len(stats)} shard(s), the first is {stats[0].url}", hint=hint)
 
     def count(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Count all that is left, in listing order; ``progress(counted, shards)`` is told now and then."""

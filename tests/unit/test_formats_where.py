@@ -204,6 +204,12 @@ class TestThePlan:
         again.load_state_dict(json.loads(json.dumps(make().state_at(9))))
         assert numbers(again) == first[18:]
 
+    def test_and_keeps_nothing(self, tmp_path: Path) -> None:
+        write_json_tars(tmp_path / "t", [1] * 64)
+        nothing = Where(lambda sample: False, ["json"], name="nothing")
+        with pytest.raises(EmptyDataset, match="named nothing"):
+            next(iter(loader.ShardDataset(tmp_path / "t", batch_size=1, where=nothing)))
+
     @pytest.mark.slow
     def test_spawned_workers(self, tmp_path: Path) -> None:
         write_parquet(tmp_path / "p", [30, 11])
