@@ -210,6 +210,11 @@ class MixtureDefinition(KeepsRows):
         return self._cuts[key]
 
     @property
+    def _padded(self) -> bool:
+        """Whether a pass may end behind its epoch's samples."""
+        return self.options.pad and self.options.whole is None
+
+    @property
     def total(self) -> int:
         """Positions in a whole epoch."""
         settings = self.settings(None)
@@ -227,7 +232,7 @@ class MixtureDefinition(KeepsRows):
         """An epoch as it is read from ``first`` on; ``stop``: where it ends, if not there where batches do."""
         settings = self.settings(settings)
         cut = self._cut(settings.seed, settings.block)
-        total = cut.end(first) if stop is None or self.options.pad else stop
+        total = cut.end(first) if stop is None or self._padded else stop
         mixing = self._mixing(settings.seed, settings.block)
         orders = [self._orders_of(number, of) for number, of in enumerate(settings.sources)]
         return MixtureOrder(mixing, orders, settings, epoch=epoch, total=total, usual=cut.end(0))
@@ -272,9 +277,9 @@ class MixtureDefinition(KeepsRows):
         state.check(self.names, self.shares, [manifest.digest for manifest in self.manifests])
         cut = self._cut(state.seed, state.block)
         begin, position, stop = state.begin, state.position, state.stop
-        if stop is not None and self.options.pad and self.place.world > 1 and position >= cut.length:
+        if stop is not None and self._padded and self.place.world > 1 and position >= cut.length:
             position, stop = cut.length, None  # what is left are repeats, too few for many ranks
-        if stop is not None and self.options.pad:
+        if stop is not None and self._padded:
             end = cut.length
         elif stop is not None and self.place.world == 1:
             end = stop

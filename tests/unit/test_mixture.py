@@ -307,6 +307,26 @@ class TestStates:
             batches += [of_batch(batch) for batch in made]
         assert [pair for batch in batches for pair in batch] == whole
 
+    @pytest.mark.parametrize(
+        "options", [{"pad": True}, {"drop_last": False}, {"pad": True, "within": "batch"}, {"stop": "first"}]
+    )
+    def test_a_run_goes_on_from_any_sample_however_an_epoch_ends(self, root: Path, options: dict[str, Any]) -> None:
+        own = {"weights": [6, 3, 2], "samples": 26, "drop_last": True, **options}
+        if "stop" in own:
+            own.update(samples=None, weights=[9, 1, 0])
+        mixture = mix(root, **own)
+        whole = [pair for _ in range(3) for pair in pairs(mixture)]
+        for cut in (0, 1, 6, 23, 24, 25, 26, 27, 31):
+            mixture = mix(root, **own)
+            samples, read = iter(mixture), 0
+            while read < cut:
+                found = next(samples, None)
+                samples, read = (iter(mixture), read) if found is None else (samples, read + 1)
+            resumed = mix(root, **own)
+            resumed.load_state_dict(json.loads(json.dumps(mixture.state_dict())))
+            rest = pairs(resumed) + pairs(resumed)
+            assert rest == whole[cut : cut + len(rest)]
+
     def test_the_state_says_the_seed_and_the_sources_orders(self, root: Path) -> None:
         before = mix(root, seed=4)
         expected = pairs(before)
