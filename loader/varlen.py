@@ -32,6 +32,8 @@ def pack_batch(batch: Mapping[str, Any]) -> Batch:
     stacked = bounds.cpu() if isinstance(bounds, torch.Tensor) else bounds
     rows = [np.asarray(row) for row in stacked]
     length = int(rows[0][-1])
+    if len(rows) * length >= 1 << 31:
+        raise DataError(f"{len(rows)} rows of {length} tokens are too many for bounds of 32 bits")
     joined = np.concatenate([rows[0][:1], *(row[1:] for row in rows)]).astype(np.int32)
     joined[1:] += np.repeat(np.arange(len(rows), dtype=np.int32) * np.int32(length), [len(row) - 1 for row in rows])
     out = Batch()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _VERSION = 1
 _SUM = 8
 _PACKING = 0x7061636B696E67
+_LONGEST = 1 << 24
 _PIECE_BYTES = 12
 _PLACE_BYTES = 16
 """Memory for where a document lies, while its shard is open: in bins, and in a sample that has several."""
@@ -81,8 +82,8 @@ class Packing(View):
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.length, bool) or not isinstance(self.length, int) or not 0 < self.length < 1 << 31:
-            raise ConfigError(f"Packing(length={self.length!r}) is not a positive number of tokens")
+        if isinstance(self.length, bool) or not isinstance(self.length, int) or not 0 < self.length <= _LONGEST:
+            raise ConfigError(f"Packing(length={self.length!r}) is not a number of tokens from 1 to {_LONGEST}")
         if self.method not in ("best_fit", "sequential"):
             raise ConfigError(f"Packing(method={self.method!r}) is neither 'best_fit' nor 'sequential'")
         if self.labels not in (True, False, "same"):

@@ -410,6 +410,8 @@ def test_a_batch_becomes_one_run_of_tokens(folder: Path) -> None:
         ]
     with pytest.raises(DataError, match="cu_seqlens"):
         pack_batch({"tokens": torch.zeros(2, 2)})
+    with pytest.raises(DataError, match="too many"):
+        pack_batch({"cu_seqlens": [np.array([0, 1 << 30])] * 2})
 
 
 class TestDocumentsOfAFile:
@@ -682,6 +684,7 @@ def _as_objects(path: Path) -> Any:
     [
         ({"length": 0}, "length=0"),
         ({"length": True}, "length=True"),
+        ({"length": 1 << 25}, "from 1 to 16777216"),
         ({"method": "worst_fit"}, "neither 'best_fit' nor"),
         ({"labels": "shifted"}, "labels='shifted'"),
         ({"out": "float32"}, "no integer dtype"),
