@@ -114,6 +114,8 @@ class Engine:
                 if holding.entry.size != meta.size:
                     holding = await self._hold_instead(holding, source)
             except (CacheFull, DiskFault) as e:
+                if tier is Tier.AHEAD and self.plans.any:
+                    return Opening(source, reason=e)  # a plan waits for its turn
                 return self._bypass(source, e)
             self.fetcher.ensure(holding.entry, source, tier)
             bucket.users += 1
