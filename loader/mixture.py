@@ -10,6 +10,7 @@ from cachefs.errors import ConfigError
 from .dataset import ShardDataset
 from .mixturedefinition import MixtureDefinition
 from .mixtureoptions import MixtureOptions, Stop, Weights, by_name
+from .mixturestate import remixed
 from .planned import PlannedDataset
 
 
@@ -108,7 +109,7 @@ class Mixture(PlannedDataset):
         have goes on where it stood, in its own epoch and order; a new one begins. The mixture's next epoch begins (the
         same one if it had not begun). Raises ``StateError`` where a name is that of other data than it was.
         """
-        return self._definition.remixed(state)
+        return remixed(self._definition, state)
 
     def __repr__(self) -> str:
         return f"<Mixture of {', '.join(self.names)}>"

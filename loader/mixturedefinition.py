@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cachefs.errors import EmptyDataset, StateError
+from cachefs.errors import EmptyDataset
 
 from .batches import Steps, about_steps, steps
 from .definition import Definition
@@ -21,7 +21,7 @@ from .mixtureoptions import MixtureOptions
 from .mixtureorder import EpochCut, MixtureOrder, MixturePlan, MixtureSettings, MixtureWords, SourceOrders
 from .mixturereader import MixtureReader, SourceReader
 from .mixturerows import joint
-from .mixturestate import MixtureState, SourceState
+from .mixturestate import base_of, state_of
 from .passes import BatchRule, PassPlan
 from .planahead import PlanNames
 from .samples import Recipe
@@ -167,7 +167,7 @@ class MixtureDefinition(KeepsRows):
         if batch not in self._fresh:
             options = self.options
             block = batch if options.within == "batch" else BLOCK
-            usual = self._cut(options.seed, block).end(0)
+            usual = self.cut(options.seed, block).end(0)
             nothing = tuple(0 for _ in self.sources)
             self._fresh[batch] = MixtureSettings(
                 options.seed, block, 0, 0, usual, nothing, self._settings_of_sources(batch)
@@ -193,24 +193,25 @@ class MixtureDefinition(KeepsRows):
             out.append(orders.settings)
         return tuple(out)
 
-    def _mixing(self, seed: int, block: int) -> Mixing:
+    def mixing(self, seed: int, block: int) -> Mixing:
+        """Which source each position of a sequence is taken from."""
         if (seed, block) not in self._mixings:
             self._mixings[seed, block] = Mixing(self.shares, block, seed)
         return self._mixings[seed, block]
 
-    def _cut(self, seed: int, block: int) -> EpochCut:
+    def cut(self, seed: int, block: int) -> EpochCut:
         """Where the epochs of a sequence end."""
         key = seed, block, self.global_batch
         if key not in self._cuts:
             options, sizes = self.options, self.sizes
             reached: Sequence[int] = ()
             if options.samples is None and options.repeat is None:
-                reached = self._mixing(seed, block).reached(sizes)
+                reached = self.mixing(seed, block).reached(sizes)
             self._cuts[key] = EpochCut(options.length(sizes, reached), self.global_batch, options.whole)
         return self._cuts[key]
 
     @property
-    def _padded(self) -> bool:
+    def padded(self) -> bool:
         """Whether a pass may end behind its epoch's samples."""
         return self.options.pad and self.options.whole is None
 
@@ -218,7 +219,7 @@ class MixtureDefinition(KeepsRows):
     def total(self) -> int:
         """Positions in a whole epoch."""
         settings = self.settings(None)
-        return self._cut(settings.seed, settings.block).end(0)
+        return self.cut(settings.seed, settings.block).end(0)
 
     def estimated_total(self) -> int:
         return self.total
@@ -231,9 +232,9 @@ class MixtureDefinition(KeepsRows):
     ) -> MixtureOrder:
         """An epoch as it is read from ``first`` on; ``stop``: where it ends, if not there where batches do."""
         settings = self.settings(settings)
-        cut = self._cut(settings.seed, settings.block)
-        total = cut.end(first) if stop is None or self._padded else stop
-        mixing = self._mixing(settings.seed, settings.block)
+        cut = self.cut(settings.seed, settings.block)
+        total = cut.end(first) if stop is None or self.padded else stop
+        mixing = self.mixing(settings.seed, settings.block)
         orders = [self._orders_of(number, of) for number, of in enumerate(settings.sources)]
         return MixtureOrder(mixing, orders, settings, epoch=epoch, total=total, usual=cut.end(0))
 
@@ -252,82 +253,10 @@ class MixtureDefinition(KeepsRows):
     # --- states ---
 
     def state(self, base: Base) -> dict[str, Any]:
-        settings = self.settings(base.settings)
-        order = self.order(settings, base.epoch, first=base.position, stop=base.stop)
-        taken = order.taken(min(base.position, order.total)).tolist()
-        sources = []
-        for number, count in enumerate(taken):
-            epoch, position = divmod(count, self.sizes[number])
-            sources.append(
-                SourceState(
-                    self.names[number],
-                    self.shares[number],
-                    self.manifests[number].digest,
-                    settings.sources[number],
-                    epoch,
-                    position,
-                )
-            )
-        return MixtureState(
-            settings.seed, settings.block, base.epoch, base.position, order.begin, tuple(sources), base.stop
-        ).to_dict()
+        return state_of(self, base)
 
     def base(self, raw: Mapping[str, Any]) -> Base:
-        state = MixtureState.from_dict(raw)
-        state.check(self.names, self.shares, [manifest.digest for manifest in self.manifests])
-        cut = self._cut(state.seed, state.block)
-        begin, position, stop = state.begin, state.position, state.stop
-        if stop is not None and self._padded and self.place.world > 1 and position >= cut.length:
-            position, stop = cut.length, None  # what is left are repeats, too few for many ranks
-        if stop is not None and self._padded:
-            end = cut.length
-        elif stop is not None and self.place.world == 1:
-            end = stop
-        else:  # a shorter epoch than the one it was saved in may be over
-            end = max(cut.end(position), position)
-        offsets = self._offsets(state, begin + min(position, end))
-        settings = MixtureSettings(
-            state.seed,
-            state.block,
-            state.epoch,
-            begin,
-            begin + end,
-            offsets,
-            tuple(source.settings for source in state.sources),
-        )
-        return Base(state.epoch, position, settings, stop)
-
-    def _offsets(self, state: MixtureState, position: int) -> tuple[int, ...]:
-        """What each source had been read before the sequence began, by what it had after so many positions."""
-        taken = self._mixing(state.seed, state.block).taken(position).tolist()
-        out = []
-        for source, size, count in zip(state.sources, self.sizes, taken, strict=True):
-            offset = source.epoch * size + source.position - count
-            if offset < 0 or source.position >= size:
-                raise StateError(
-                    f"the state's source {source.name!r} does not stand where position {position} puts it",
-                    hint="the state is damaged",
-                )
-            out.append(offset)
-        return tuple(out)
-
-    def remixed(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of this mixture in which each source goes on where it stood in the state of another mixture."""
-        state = MixtureState.from_dict(raw)
-        known = {source.name: source for source in state.sources}
-        fresh = self.settings(None)
-        offsets, settings = list(fresh.offsets), list(fresh.sources)
-        for number, (name, manifest) in enumerate(zip(self.names, self.manifests, strict=True)):
-            if name in known:
-                source = known[name]
-                source.check(manifest.digest)
-                offsets[number] = source.epoch * manifest.total + source.position
-                settings[number] = source.settings
-        epoch = state.epoch + (state.position > 0)
-        usual = fresh.next
-        return self.state(
-            Base(epoch, 0, replace(fresh, epoch=epoch, next=usual, offsets=tuple(offsets), sources=tuple(settings)))
-        )
+        return base_of(self, raw)
 
     # --- reading ---
 

@@ -1,4 +1,4 @@
-"""The state of a mixture as a dict that JSON can hold, and what it says. Pure.
+"""The state of a mixture: as a dict that JSON can hold, from where a run goes on, and back. No reading.
 
 Beside the position it holds, of each source, what the order of that data set alone is made by, and its own epoch and
 position: enough for a mixture with other weights, or with more sources, to go on from there.
@@ -7,15 +7,20 @@ position: enough for a mixture with other weights, or with more sources, to go o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from cachefs.errors import StateError
 
+from .epochcell import Base
 from .epochs import OrderSettings
 from .lanes import ORDER_VERSION
 from .mixing import MIXING_VERSION, MOST_SHARES
+from .mixtureorder import MixtureSettings
 from .statefields import MOST, STOP, Fields
+
+if TYPE_CHECKING:
+    from .mixturedefinition import MixtureDefinition
 
 _KIND: Final = "nearflash.mixture"
 _FORMAT: Final = 1
@@ -32,6 +37,16 @@ class SourceState:
     settings: OrderSettings
     epoch: int
     position: int
+
+    def taken(self, size: int) -> int:
+        """How many samples of the source, which has ``size``, were read in the run. Raises ``StateError``."""
+        count = self.epoch * size + self.position
+        if self.position >= size or count > MOST:
+            raise StateError(
+                f"the state's source {self.name!r} stands at sample {self.position} of {size} in epoch {self.epoch}",
+                hint="the state is damaged",
+            )
+        return count
 
     def check(self, digest: str) -> None:
         """Raises ``StateError`` unless it is of the data with that digest."""
@@ -167,3 +182,73 @@ def _listed(names: Sequence[str]) -> str:
 
 def _weights(shares: Sequence[int]) -> str:
     return "[" + ", ".join(f"{share / max(sum(shares), 1):.6g}" for share in shares) + "]"
+
+
+def state_of(mixture: MixtureDefinition, base: Base) -> dict[str, Any]:
+    """The state of a run that goes on at ``base``."""
+    settings = mixture.settings(base.settings)
+    order = mixture.order(settings, base.epoch, first=base.position, stop=base.stop)
+    sources = []
+    for number, count in enumerate(order.taken(min(base.position, order.total)).tolist()):
+        epoch, position = divmod(count, mixture.sizes[number])
+        name, share, data = mixture.names[number], mixture.shares[number], mixture.manifests[number].digest
+        sources.append(SourceState(name, share, data, settings.sources[number], epoch, position))
+    return MixtureState(
+        settings.seed, settings.block, base.epoch, base.position, order.begin, tuple(sources), base.stop
+    ).to_dict()
+
+
+def base_of(mixture: MixtureDefinition, raw: Mapping[str, Any]) -> Base:
+    """The base that a state names, checked against the sources. Raises ``StateError``."""
+    state = MixtureState.from_dict(raw)
+    state.check(mixture.names, mixture.shares, [manifest.digest for manifest in mixture.manifests])
+    cut, world = mixture.cut(state.seed, state.block), mixture.place.world
+    position, stop = state.position, state.stop
+    if stop is not None and mixture.padded and world > 1 and position >= cut.length:
+        position, stop = cut.length, None  # what is left are repeats, too few for many ranks
+    if stop is not None and mixture.padded:
+        end = cut.length
+    elif stop is not None and world == 1:
+        end = stop
+    else:  # a shorter epoch than the one it was saved in may be over
+        end = max(cut.end(position), position)
+    settings = MixtureSettings(
+        seed=state.seed,
+        block=state.block,
+        epoch=state.epoch,
+        begin=state.begin,
+        next=state.begin + end,
+        offsets=_offsets(mixture, state, state.begin + min(position, end)),
+        sources=tuple(source.settings for source in state.sources),
+    )
+    return Base(state.epoch, position, settings, stop)
+
+
+def _offsets(mixture: MixtureDefinition, state: MixtureState, position: int) -> tuple[int, ...]:
+    """What each source had been read before the sequence began, by what it had after so many positions."""
+    taken = mixture.mixing(state.seed, state.block).taken(position).tolist()
+    out = []
+    for source, size, count in zip(state.sources, mixture.sizes, taken, strict=True):
+        out.append(source.taken(size) - count)
+        if out[-1] < 0:
+            raise StateError(
+                f"the state's source {source.name!r} does not stand where position {position} puts it",
+                hint="the state is damaged",
+            )
+    return tuple(out)
+
+
+def remixed(mixture: MixtureDefinition, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of ``mixture`` in which each source goes on where it stood in the state of another one."""
+    state = MixtureState.from_dict(raw)
+    known = {source.name: source for source in state.sources}
+    fresh = mixture.settings(None)
+    offsets, settings = list(fresh.offsets), list(fresh.sources)
+    for number, (name, manifest) in enumerate(zip(mixture.names, mixture.manifests, strict=True)):
+        if name in known:
+            known[name].check(manifest.digest)
+            offsets[number] = known[name].taken(manifest.total)
+            settings[number] = known[name].settings
+    epoch = state.epoch + (state.position > 0)
+    begun = replace(fresh, epoch=epoch, offsets=tuple(offsets), sources=tuple(settings))
+    return state_of(mixture, Base(epoch, 0, begun))

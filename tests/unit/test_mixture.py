@@ -376,7 +376,9 @@ class TestStates:
         with pytest.raises(StateError):
             mixture.load_state_dict({**mixture.state_at(3), **damage})
 
-    @pytest.mark.parametrize("damage", [{"position": 30}, {"lanes": 0}, {"share": -1}, {"cut": 1}, {"name": 3}])
+    @pytest.mark.parametrize(
+        "damage", [{"position": 30}, {"epoch": 2**44}, {"lanes": 0}, {"share": -1}, {"cut": 1}, {"name": 3}]
+    )
     def test_a_damaged_source_is_told(self, root: Path, damage: dict[str, Any]) -> None:
         mixture = mix(root)
         state = mixture.state_at(3)
