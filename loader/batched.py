@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from .collation import Allocator, allocates_privately, allocator, collate
-from .columnruns import ColumnRuns, Where, reads_runs
+from .columnruns import ColumnRuns, Memory, reads_runs
 from .columns import ColumnGather, has_repeats, reads_columns
 from .dealing import check_whole
 from .formats import Format, Tokens
@@ -92,8 +92,8 @@ def _made(reading: Reading, collate_fn: Collate | None) -> Iterator[tuple[Any, t
         return
     whole = batch_reader(reading, collate_fn)
     if collate_fn is None and reads_runs(reading):
-        where = Where() if allocates_privately() else Where(each=allocator())
-        runs = ColumnRuns(reading, whole, where)
+        memory = Memory() if allocates_privately() else Memory(each=allocator())
+        runs = ColumnRuns(reading, whole, memory)
         for run in runs.of(reading.batches()):
             yield from runs(run)
         return

@@ -43,8 +43,8 @@ def reads_runs(reading: Reading) -> bool:
     return reads_columns(format, reader.recipe) and reader.recipe.decode.keeps_arrays
 
 
-class Where(NamedTuple):
-    """What memory batches are made in. ``run``: that of several together (``None``: any that is private to this
+class Memory(NamedTuple):
+    """Where batches are made. ``run``: that of several together (``None``: any that is private to this
     process); ``each``: where each of them is copied to (``None``: it stays in the run's)."""
 
     run: Allocator | None = None
@@ -54,11 +54,11 @@ class Where(NamedTuple):
 class ColumnRuns:
     """Makes batches, some at a time; several threads may do so at once. ``whole``: makes a single one."""
 
-    def __init__(self, reading: Reading, whole: Callable[[int, Stamp, Places], Any], where: Where) -> None:
+    def __init__(self, reading: Reading, whole: Callable[[int, Stamp, Places], Any], memory: Memory) -> None:
         assert isinstance(reading.reader, SampleReader) and reading.format is not None
         self._gather = ColumnGather(reading.format, reading.reader, threading.Lock())
         self._whole = whole
-        self._where = where
+        self._memory = memory
         self._size = 1  # how many batches the next run has; any thread may set it
 
     def of(self, batches: Iterator[Item]) -> Iterator[list[Item]]:
@@ -69,10 +69,10 @@ class ColumnRuns:
         """The batches of a run. Raises what the first of them raises; what a later one does comes in its place."""
         if any(has_repeats(places) for _, _, places in run):
             return OneByOne(run, self._whole)
-        where, alone = self._where, len(run) == 1
+        memory, alone = self._memory, len(run) == 1
         try:
             gathered = self._gather.gather(
-                _together(run), where.each if alone and where.each else where.run, 2**62 if alone else RUN_BYTES
+                _together(run), memory.each if alone and memory.each else memory.run, 2**62 if alone else RUN_BYTES
             )
         except NearflashError:
             if alone:
@@ -83,7 +83,7 @@ class ColumnRuns:
         self._size = fitting(len(run), sum(len(places.row) for _, _, places in run), nbytes)
         if isinstance(gathered, int):
             return OneByOne(run, self._whole)
-        return Cut(run, gathered, None if alone else where.each)
+        return Cut(run, gathered, None if alone else memory.each)
 
 
 def fitting(batches: int, samples: int, nbytes: int) -> int:

@@ -12,7 +12,7 @@ from cachefs.errors import ConfigError, NearflashError
 
 from .batched import RUN_BYTES, TokenGather, batch_reader, token_gather
 from .collation import allocating, collate
-from .columnruns import ColumnRuns, Cut, OneByOne, Where, reads_runs
+from .columnruns import ColumnRuns, Cut, Memory, OneByOne, reads_runs
 from .gathered import GatheredRun
 from .groups import Groups, Many, group_bytes
 from .pipeline import Pipeline, StageTimes, Window
@@ -265,7 +265,7 @@ class _TableRun:
         self._one = batch_reader(reading, None)
         self._slots = slots
         self._transfer = transfer
-        self._runs = ColumnRuns(reading, self._whole, Where(run=slots.allocate))
+        self._runs = ColumnRuns(reading, self._whole, Memory(run=slots.allocate))
         self.of = self._runs.of
 
     def __call__(self, run: list[Any]) -> Many:
