@@ -51,7 +51,7 @@ def walk(
 ) -> Iterator[tuple[str, int, int, int]]:
     """``(name, header offset, payload offset, size)`` of each regular file, in archive order.
 
-    ``ahead`` may take members itself: told where the header behind a plain one should be, it returns where to go on.
+    ``ahead`` may take members itself: told where the header behind one should be, it returns where to go on.
 
     Raises ``FormatError`` where the archive is damaged; a missing end marker alone is only noted.
     """
@@ -138,6 +138,8 @@ def walk(
         if kind in _REGULAR:
             yield path, offset, payload, size
         offset = payload + _padded(size)
+        if not defaults:
+            offset = ahead(offset)
 
 
 def shown(path: str) -> str:

@@ -1,7 +1,7 @@
 """Runs of plain tar headers, checked many at once.
 
 Nearly every header of an archive is of one kind: a regular file with the magic ``ustar``, its numbers filled in as all
-common writers do it, and what it tells in its own block. Where such members are small and many, their headers are
+common writers do it, and all that matters in its own block. Where such members are small and many, their headers are
 looked for in windows of the archive (the blocks that have the magic where the last header had it), checked in arrays,
 and followed from one to the next. A run ends before the first block that is not exactly such a header; what that is,
 is for the walk that looks at headers one by one (:mod:`.tar`), which takes everything this module takes, as it does.
@@ -34,6 +34,8 @@ _NAME = 100
 _NAME_WORDS = 13
 _MAGIC = 32
 _PREFIX, _PREFIX_END = 43, 63
+_REGULAR, _EXTENDED = ord("0"), ord("x")
+_TIME = int.from_bytes(b" mtime", "little")
 _POSIX, _GNU = 0x00_7261747375, 0x20_7261747375
 
 _AT_ONCE = 2 << 20
@@ -73,6 +75,8 @@ class Run(NamedTuple):
     """The same of what names are continued from, whose first byte is the second one here; ``None``: nothing."""
     end: int
     """Where the next header should be."""
+    full: bool
+    """Whether the run ended because the window did."""
 
     def name(self, i: int) -> bytes:
         """The full name of member ``i``."""
@@ -130,7 +134,7 @@ class RunFinder:
             self._take(run)
             taken += len(run.sizes)
             offset = run.end
-            if offset < stop or offset - begun > self._pace.sparse * taken:
+            if not run.full or offset - begun > self._pace.sparse * taken:
                 break
             window = min(2 * window, self._pace.most)
         return taken, offset
@@ -151,12 +155,13 @@ class Room:
 
 def find_run(words: Words, size: int, offset: int, stop: int, ready: Ready, room: Room) -> Run | None:
     """The plain members whose headers follow each other from ``offset`` on, as far as they begin before ``stop``;
-    ``None`` if there is none. ``size``: of the archive, in bytes. Looks at nothing outside ``offset .. stop``."""
+    ``None`` if there is none. ``size``: of the archive, in bytes. Looks at nothing more than a block behind ``stop``.
+    """
     headers: _Headers | None = None
     places: list[Places] = []
     for at in range(offset, stop, _AT_ONCE):
         end = min(at + _AT_ONCE, stop)
-        ready(at, end)
+        ready(at, min(end + BLOCK, size))
         window = words[at // BLOCK : end // BLOCK]
         if headers is None:
             if not len(window) or not _has_magic(window.item(0, _MAGIC)):
@@ -170,14 +175,24 @@ def find_run(words: Words, size: int, offset: int, stop: int, ready: Ready, room
     headers.join()
     blocks = np.concatenate(places)
     sizes, sound = headers.checked()
+    sizes = sizes if len(sizes) > 1 else np.full(len(blocks), sizes[0])
+    sound = sound & (sizes <= size - offset - BLOCK * (blocks + 1))
+    times = headers.extended(len(blocks))
+    sound[times] &= _only_times(words, offset // BLOCK + 1 + blocks[times], sizes[times])
     behind = blocks + 1 + (sizes + (BLOCK - 1) >> 9)
-    members = chain(blocks, behind, sound & (sizes <= size - offset - BLOCK * (blocks + 1)))
+    members = chain(blocks, behind, sound)
+    full = len(behind[members]) > 0 and offset + BLOCK * behind[members].item(-1) >= stop
+    if len(times):
+        chained = np.zeros(len(blocks), np.bool_)
+        chained[members] = True
+        chained[times] = False
+        members = np.flatnonzero(chained)
     behind = behind[members]
     if not len(behind):
         return None
-    sizes = sizes[members] if len(sizes) > 1 else np.full(len(behind), sizes[0])
     names, prefixes = headers.names(members), headers.prefixes(members)
-    return Run(offset + BLOCK * blocks[members], sizes, names, prefixes, offset + BLOCK * behind.item(-1))
+    end = offset + BLOCK * behind.item(-1)
+    return Run(offset + BLOCK * blocks[members], sizes[members], names, prefixes, end, full)
 
 
 def chain(blocks: Places, behind: Places, sound: Flags) -> slice | Places:
@@ -243,15 +258,22 @@ class _Headers:
         """The sizes, and which headers are plain and add up to their checksums."""
         digits, rest, last = self._word(15) >> 32 | self._word(16) << 32, self._word(16) >> 32, self._word(19)
         checksum = self._word(18) >> 32 | last << 32
+        kind = last >> 32 & 0xFF
         sound: Flags = (
             (digits & 0xF8F8F8F8F8F8F8F8 == 0x3030303030303030)
             & (rest & 0xDFF8F8F8 == 0x00303030)  # the last three digits, and a zero byte or a space
             & (checksum & 0xFFFFF8F8F8F8F8F8 == 0x2000303030303030)
-            & (last >> 32 & 0xFF == 0x30)
+            & ((kind == _REGULAR) | (kind == _EXTENDED))
         )
         sizes = _octal(digits) << 9 | (rest & 7) << 6 | rest >> 5 & 0o70 | rest >> 16 & 7
         declared = _octal(checksum & 0x0000FFFFFFFFFFFF) >> 6
         return sizes.astype(np.int64), sound & (self._sums() + 8 * 0x20 == declared + _byte_sums(checksum))
+
+    def extended(self, count: int) -> Places:
+        """Which of the ``count`` headers are extended ones, that say more of the member behind them."""
+        kind = self._word(19) >> 32 & 0xFF
+        found = np.flatnonzero(kind == _EXTENDED)
+        return found if len(kind) > 1 or not len(found) else np.arange(count)
 
     def names(self, members: slice | Places) -> Columns:
         """See :class:`Run`."""
@@ -283,6 +305,24 @@ class _Headers:
         for column in self._varied.values():
             sums = sums + _byte_sums(column)
         return sums
+
+
+def _only_times(words: Words, blocks: Places, sizes: Places) -> Flags:
+    """Which bodies of extended headers tell a time of change and nothing else: ``28 mtime=1700000000.1234567``.
+
+    Python's ``tarfile`` writes one before each member whose time is a float, and so does WebDataset's writer.
+    """
+    there = (blocks < len(words)) & (sizes >= 10) & (sizes < 100)
+    blocks, sizes = np.where(there, blocks, 0), np.where(there, sizes, 10)
+    first, length = words[blocks, 0], ord("0") + sizes // 10 | ord("0") + sizes % 10 << 8
+    only: Flags = (
+        there
+        & (first >> 16 == _TIME)
+        & (first.astype(np.int64) & 0xFFFF == length)
+        & (words[blocks, 1] & 0xFF == ord("="))
+        & (words.view(np.uint8)[blocks, sizes - 1] == ord("\n"))
+    )
+    return only
 
 
 def _octal(digits: Words) -> Words:
