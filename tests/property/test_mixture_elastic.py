@@ -107,7 +107,7 @@ STOPS = st.sampled_from(
 
 
 @given(STOPS, st.integers(1, 4), st.integers(1, 3), st.integers(4, 11), st.integers(0, 2**32))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_global_batches_are_the_same_for_every_number_of_ranks_and_workers(
     sets: dict[str, ShardDataset], stop: dict[str, Any], world: int, workers: int, batch: int, seed: int
 ) -> None:
@@ -121,7 +121,7 @@ def test_global_batches_are_the_same_for_every_number_of_ranks_and_workers(
 
 
 @given(STOPS, st.booleans(), st.integers(0, 2**32))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_what_was_used_is_always_a_beginning_of_the_one_sequence(
     sets: dict[str, ShardDataset], stop: dict[str, Any], by_stamp: bool, seed: int
 ) -> None:

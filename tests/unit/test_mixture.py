@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -84,6 +86,26 @@ class TestSources:
             assert sample["__source__"] == 1 or sample["bin"] == 40
         with pytest.raises(DataError, match="differ in the field"):
             list(mixture.batched())
+
+    def test_one_of_packed_documents_is_packed_anew_in_each_of_its_epochs(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        for name, count in (("x", 40), ("y", 9)):
+            (tmp_path / name).mkdir()
+            docs = [rng.integers(1, 1000, rng.integers(1, 9)).tolist() for _ in range(count)]
+            pq.write_table(pa.table({"ids": docs}), tmp_path / name / "docs.parquet")
+
+        def packed(name: str) -> ShardDataset:
+            return source(tmp_path, name, ids=True, packing=loader.Packing(16, field="ids"))
+
+        mixture = Mixture([packed("x"), packed("y")], weights=[1, 1], samples=30, global_batch_size=5, ids=True)
+        read: list[list[Any]] = [[], []]
+        for sample in mixture:
+            read[sample["__source__"]].append((sample["__id__"], sample["ids"].tolist()))
+        for own, alone in zip(read, (packed("x"), packed("y")), strict=True):
+            expected: list[Any] = []
+            while len(expected) < len(own):
+                expected += [(sample["__id__"], sample["ids"].tolist()) for sample in alone]
+            assert own == expected[: len(own)]
 
     @pytest.mark.parametrize("of", ["bc", "long"])
     def test_what_is_written_into_a_sample_is_not_there_in_a_later_epoch_of_its_source(
