@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .tar_runs import Columns, Places, Words, row_bytes
+from .tar_columns import Columns, Places, Words, row_bytes
 
 Chars = npt.NDArray[np.uint8]
 

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from .abc import Damage
 from .tar import shown
+from .tar_columns import Columns, Places, row_bytes
 from .tar_header import BLOCK
 from .tar_index import TarIndex
 from .tar_names import SplitNames, split_names
-from .tar_runs import Columns, Places, Run, row_bytes
+from .tar_runs import Run
 
 META = re.compile(r"__[^/]*__(?:$|/)")
 """Names of members that belong to no sample."""
