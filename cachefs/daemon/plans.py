@@ -96,8 +96,9 @@ class Plans:
         if self._memory() + memory > self._most_bytes:
             self._leave(who)
             return protocol.Planned("refused")
+        names = [_name(item, access) for item in piece.objects]
         upload.memory += memory
-        upload.names += (_name(item, access) for item in piece.objects)
+        upload.names += names
         upload.items += piece.objects
         upload.uses += piece.uses
         upload.count += len(piece.objects) + len(piece.uses)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -32,19 +33,24 @@ class Plan:
 
     @classmethod
     def of(cls, names: Sequence[str], sizes: Sequence[int], uses: Iterable[tuple[int, int, int]]) -> Plan:
-        """A plan from uses ``(object number, first, last)`` in any order. Raises :class:`ConfigError` for nonsense."""
+        """A plan from uses ``(object number, first, last)`` in any order. Raises :class:`ConfigError` for nonsense.
+
+        An object that is named several times goes by its first number.
+        """
         rows = sorted(uses, key=lambda use: use[1])
         if len(names) != len(sizes):
             raise ConfigError(f"a plan with {len(names)} names and {len(sizes)} sizes")
-        if len(set(names)) < len(names):
-            raise ConfigError("a plan names an object twice", hint="name it once, with several uses")
         if any(not 0 <= size < MOST_POSITION for size in sizes):
             raise ConfigError("a plan with a size that no object has")
         for number, first, last in rows:
             if not (0 <= number < len(names) and 0 <= first <= last < MOST_POSITION):
                 what = f"a plan with a use of object {number} of {len(names)} at positions {first} to {last}"
                 raise ConfigError(what)
-        return cls(names, sizes, [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows])
+        item = [row[0] for row in rows]
+        if len(set(names)) < len(names):
+            numbers = _first_numbers(names)
+            item = [numbers[names[number]] for number in item]
+        return cls(names, sizes, item, [row[1] for row in rows], [row[2] for row in rows])
 
     @cached_property
     def following(self) -> list[int]:
@@ -69,13 +75,15 @@ class Plan:
     @cached_property
     def bytes_before(self) -> list[int]:
         """The bytes of all uses before each one, and of all."""
-        sizes = np.asarray(self.sizes, dtype=np.float64)[np.asarray(self.item, dtype=np.int64)]
-        before: list[int] = np.concatenate((np.zeros(1), np.cumsum(sizes))).astype(np.int64).tolist()
-        return before
+        return list(accumulate((self.sizes[number] for number in self.item), initial=0))
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
+        return _first_numbers(self.names)
+
+
+def _first_numbers(names: Sequence[str]) -> dict[str, int]:
+    return {names[number]: number for number in range(len(names) - 1, -1, -1)}
 
 
 class Course:

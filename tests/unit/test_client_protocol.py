@@ -24,6 +24,17 @@ REQUESTS = st.one_of(
     st.builds(protocol.Attachment, st.integers(0, 2**60), TEXT),
     st.builds(protocol.Release, st.lists(st.integers(0, 2**60))),
     st.builds(protocol.Prefetch, st.lists(st.builds(protocol.Item, TEXT, st.none() | TEXT))),
+    st.builds(
+        protocol.Plan,
+        TEXT,
+        TEXT,
+        position=st.integers(0, 2**62),
+        objects=st.lists(st.builds(protocol.Item, TEXT, TEXT, st.integers(0, 2**62))),
+        uses=st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**62), st.integers(0, 2**62))),
+        last=st.booleans(),
+    ),
+    st.builds(protocol.Progress, TEXT, st.integers(-(2**62), 2**62)),
+    st.builds(protocol.Pause, st.lists(TEXT)),
     st.builds(protocol.Evict, st.lists(TEXT), st.booleans()),
     st.just(protocol.Stats()),
 )

@@ -35,7 +35,6 @@ def wanted(scheduler: Scheduler) -> list[tuple[object, int]]:
     ("objects", "sizes", "uses"),
     [
         (["a"], [1, 2], []),
-        (["a", "a"], [1, 1], []),
         (["a"], [-1], []),
         (["a"], [1 << 62], []),
         (["a"], [1], [(1, 0, 0)]),
@@ -48,6 +47,16 @@ def wanted(scheduler: Scheduler) -> list[tuple[object, int]]:
 def test_nonsense_is_no_plan(objects: list[str], sizes: list[int], uses: list[tuple[int, int, int]]) -> None:
     with pytest.raises(ConfigError, match="a plan"):
         Plan.of(objects, sizes, uses)
+
+
+def test_an_object_that_is_named_twice_is_one() -> None:
+    scheduler = Scheduler(budget=10)
+    scheduler.declare("a", Plan.of(["x", "y", "x"], [1, 1, 1], [(0, 0, 0), (1, 1, 1), (2, 2, 2)]), job="a")
+    held(scheduler, ["x", "y"])
+    assert list(scheduler.victims()) == ["y", "x"]
+    scheduler.progress("a", 1)
+    assert list(scheduler.victims()) == ["x", "y"]
+    assert [number for _, number in wanted(scheduler)] == [1, 0]
 
 
 def test_what_is_needed_soonest_comes_first_and_no_more_than_the_budget() -> None:
