@@ -23,6 +23,7 @@ from .abc import Damage
 from .arrow_cells import cells_of
 from .arrow_flat import Cells, Get
 from .arrow_weight import check_weight
+from .parquet_bounds import Bounds
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Fields: TypeAlias = frozenset[str] | None
@@ -106,10 +107,18 @@ class Window:
 class Pieces:
     """One open shard. ``starts``: the number of each piece's first row, and at the end that of all rows."""
 
-    def __init__(self, starts: Int64s, decode: Decode, offsets: Int64s, kept: int = KEPT) -> None:
+    def __init__(
+        self,
+        starts: Int64s,
+        decode: Decode,
+        offsets: Int64s,
+        kept: int = KEPT,
+        bounds: Callable[[int, Fields], Bounds | None] | None = None,
+    ) -> None:
         self._starts: list[int] = starts.tolist()
         self._behind = starts[1:]
         self._decode = decode
+        self._of_bounds = bounds
         self._offsets = offsets
         self._kept = kept
         self._held: OrderedDict[tuple[int, Fields], tuple[list[Window], int]] = OrderedDict()
@@ -206,6 +215,10 @@ class Pieces:
     def offset(self, number: int) -> int:
         """Where a piece begins, in bytes."""
         return int(self._offsets[number])
+
+    def bounds(self, number: int, fields: Fields) -> Bounds | None:
+        """What is known of a piece's values without decoding it; ``None`` if nothing."""
+        return None if self._of_bounds is None else self._of_bounds(number, fields)
 
     def decoded(self, number: int, fields: Fields, url: str) -> Decoded:
         """One piece, for the caller alone; its values are not checked. Raises ``FormatError`` for a damaged one."""

@@ -77,4 +77,5 @@ def _index(data: Bytes, footer: Footer, url: str, part: int | None) -> ParquetIn
 
 
 def _pieces(data: Bytes, index: ParquetIndex, ready: Ready) -> Pieces:
-    return Pieces(index.starts, GroupReader(data, index, ready), index.offsets)
+    groups = GroupReader(data, index, ready)
+    return Pieces(index.starts, groups, index.offsets, bounds=groups.bounds)

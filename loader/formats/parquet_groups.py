@@ -11,6 +11,7 @@ import numpy as np
 from .abc import Bytes, Damage, Ready
 from .arrow_pieces import Decoded, Fields, nothing
 from .packed import MOST
+from .parquet_bounds import Bounds, bounds_of
 from .parquet_footer import Chunk, Leaf, alone
 from .parquet_index import ParquetIndex
 from .parquet_pages import ROWS, longest_value, pages, rows_at_once
@@ -46,6 +47,28 @@ class GroupReader:
                 return Decoded([nothing(rows)], 0, {names[0]: self._damage(piece, names[0], e)})
             batches, bad = self._one_by_one(piece, names)
         return Decoded(batches, sum(batch.get_total_buffer_size() for batch in batches), bad)
+
+    def bounds(self, piece: int, fields: Fields) -> Bounds | None:
+        """What the file's statistics say of these columns of a row group; ``None`` if nothing."""
+        self._ready(self._index.place.start, self._index.place.end)
+        try:
+            return bounds_of(self._footer(piece), [n for n in self._index.names if fields is None or n in fields])
+        except MemoryError:
+            raise
+        except _errors():
+            return None  # what is wrong with it is told where it is decoded
+
+    def _footer(self, piece: int) -> Any:
+        """Arrow's library sees this row group only: to read the whole footer for each would take longer than to
+        decode."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        index = self._index
+        first, last = index.spans[piece].tolist()
+        return pq.read_metadata(
+            pa.BufferReader(alone(self._data, index.place, (first, last), int(index.counts[piece])))
+        )
 
     def _one_by_one(self, piece: int, names: list[str]) -> tuple[list[Any], dict[str, Damage]]:
         """The columns that can be decoded, and what is wrong with the others."""
@@ -87,9 +110,7 @@ class GroupReader:
             some = min(some, rows_at_once(chunk, leaf, longest, MOST))
             if leaf.repeated and not leaf.width and chunk.values * longest > MOST:
                 doubtful.append((leaf, chunk))
-        # Arrow's library sees this row group only: to read the whole footer for each would take longer than to decode
-        first, last = index.spans[piece].tolist()
-        footer = pq.read_metadata(pa.BufferReader(alone(self._data, index.place, (first, last), wanted)))
+        footer = self._footer(piece)
         file = pq.ParquetFile(
             pa.BufferReader(pa.py_buffer(self._data)),
             metadata=footer,

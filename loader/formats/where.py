@@ -5,8 +5,8 @@ others, and is kept beside the shard (:mod:`.derived`). The data set's order, le
 samples: exact for every number of ranks and workers, and none is read that is not kept.
 
 * An Arrow expression (``pc.field("lang") == "en"``) is evaluated for many samples at once: on the columns of a Parquet
-  or Arrow shard as they are stored, of other formats on the scalars (numbers, text, bytes, nulls) that their fields are
-  once decoded. A null is not kept.
+  or Arrow shard as they are stored (not of row groups whose statistics exclude it), of other formats on the scalars
+  (numbers, text, bytes, nulls) that their fields are once decoded. A null is not kept.
 * A function ``predicate(sample) -> bool`` gets each sample with these fields alone, decoded as ``decode=None`` does.
 
 **Identity.** A filter is part of the data set's digest, so the state of another one is refused. An expression is told

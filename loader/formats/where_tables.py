@@ -13,6 +13,7 @@ from cachefs.errors import ConfigError, DataError, FormatError, MissingField
 
 from .abc import Damage
 from .arrow_pieces import Pieces
+from .parquet_bounds import excludes
 
 Expression: TypeAlias = Any
 """``pyarrow.compute.Expression``; its library is not imported for its name."""
@@ -85,6 +86,11 @@ def keeps_pieces(
     first = 0
     for number in range(len(source)):
         rows, offset = source.rows(number), source.offset(number)
+        bounds = source.bounds(number, wanted) if rows else None
+        if rows == 0 or (bounds is not None and excludes(bounds, expression)):
+            kept.append(np.zeros(rows, np.bool_))
+            first += rows
+            continue
         try:
             decoded = source.decoded(number, wanted, url)
         except FormatError as e:

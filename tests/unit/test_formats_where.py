@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import io
 import json
+import operator
 import pickle
 from functools import partial
 from pathlib import Path
@@ -14,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -156,6 +159,10 @@ class TestWhatIsKept:
         monkeypatch.setattr(GroupReader, "__call__", noted)
         len(loader.ShardDataset(tmp_path / "p", batch_size=1, where=ENGLISH))
         assert asked == [frozenset({"lang"})] * 3
+        asked.clear()
+        ds = loader.ShardDataset(tmp_path / "p", batch_size=1, where=(pc.field("n") >= 36) & (pc.field("lang") == "en"))
+        assert len(ds) == 1
+        assert asked == [frozenset({"n", "lang"})]  # in two row groups all n are less, as their statistics say
 
 
 class TestThePlan:
@@ -417,6 +424,42 @@ class TestTheIndex:
         wanted = [i for i, f in enumerate(fates) if f != "no"][:: modulus + 1]
         assert (list(range(len(index))) if places is None else places.tolist()) == wanted
         assert sorted(bad) == [k for k, i in enumerate(wanted) if i in damaged]
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "int": st.integers(-5, 5),
+    "large": st.sampled_from([-(2**63), 2**63 - 1, 0]),
+    "float": st.sampled_from([-1.5, 0.0, -0.0, 2.0, float("nan"), float("inf")]),
+    "text": st.sampled_from(["", "a", "b", "é", "a" * 80, "\U0001f600"]),
+    "bytes": st.sampled_from([b"", b"a", b"\xff"]),
+    "date": st.dates(datetime.date(1960, 1, 1), datetime.date(1980, 1, 1)),
+    "time": st.datetimes(datetime.datetime(1960, 1, 1), datetime.datetime(1980, 1, 1)),
+    "truth": st.booleans(),
+}
+TYPES = {
+    "int": pa.int32(), "large": pa.int64(), "float": pa.float64(), "text": pa.string(), "bytes": pa.binary(),
+    "date": pa.date32(), "time": pa.timestamp("us"), "truth": pa.bool_(),
+}  # fmt: skip
+OPERATORS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from(sorted(VALUES)))
+def test_statistics_leave_out_nothing_that_is_kept(data: st.DataObject, kind: str) -> None:
+    """A filter of a Parquet file keeps what Arrow's own filter of the table in memory keeps, whatever is skipped."""
+    values = data.draw(st.lists(st.none() | VALUES[kind] if data.draw(st.booleans()) else VALUES[kind], max_size=12))
+    table = pa.table({"x": pa.array(values, TYPES[kind]), "at": pa.array(range(len(values)), pa.int64())})
+    one, two = (
+        data.draw(st.sampled_from(OPERATORS))(pc.field("x"), pa.scalar(data.draw(VALUES[kind]), TYPES[kind]))
+        for _ in range(2)
+    )
+    expression = data.draw(st.sampled_from([one, one & two, one | two, ~one, pc.field("x").is_null(), ~(one & two)]))
+    out = io.BytesIO()
+    pq.write_table(table, out, row_group_size=data.draw(st.integers(1, 5)))
+    objects: Any = FakeObjects(out.getvalue())
+    format = Where(expression, ["x"]).over(Parquet())
+    index: Any = format.open(objects, "u").index
+    assert index.stored_rows(np.arange(len(index))).tolist() == table.filter(expression)["at"].to_pylist()
 
 
 class FakeObjects:
