@@ -7,7 +7,7 @@ passes through the small queue and leaves the main one alone.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Generator, Mapping
 
 _SMALL = 0.1
@@ -20,8 +20,8 @@ class S3Fifo:
     """The two queues and the ghosts. Told of every entry; :meth:`order` names those to evict, best first."""
 
     def __init__(self) -> None:
-        self._small: OrderedDict[str, int] = OrderedDict()
-        self._main: OrderedDict[str, int] = OrderedDict()
+        self._small: dict[str, int] = {}
+        self._main: dict[str, int] = {}
         self._ghosts: OrderedDict[str, None] = OrderedDict()
         self._uses: dict[str, int] = {}
         self._small_bytes = 0
@@ -31,7 +31,7 @@ class S3Fifo:
         """What is there already, least recently used first: it has proved itself. All that was said before is void."""
         self._small.clear()
         self._uses.clear()
-        self._main = OrderedDict(sizes)
+        self._main = dict(sizes)
         self._small_bytes, self._main_bytes = 0, sum(sizes.values())
 
     def added(self, name: str, size: int) -> None:
@@ -61,36 +61,48 @@ class S3Fifo:
     def order(self) -> Generator[str, None, None]:
         """All entries, each once, in the order in which they should go.
 
-        Those that are used move on between the queues while it is looked at, as they do in the algorithm; an entry
-        that is named and not removed (a reader holds it) stays where it was. Nothing else may change meanwhile.
+        Those that were used move on between the queues while it is looked at, as they do in the algorithm; an entry
+        that is named and not removed (a reader holds it) stays where it is. Nothing else may change until it is closed.
         """
-        named: list[tuple[OrderedDict[str, int], str, int]] = []
-        small_bytes, main_bytes = self._small_bytes, self._main_bytes  # without those named
+        small, main = iter(self._small.items()), iter(self._main.items())
+        moved: dict[str, int] = {}  # to the end of the main queue, where they come up again
+        again: deque[tuple[str, int]] = deque()
+        small_bytes, main_bytes = self._small_bytes, self._main_bytes  # without what was named
+        first_small, first_main = next(small, None), next(main, None)
         try:
-            while self._small or self._main:
-                if self._small and (small_bytes > _SMALL * (small_bytes + main_bytes) or not self._main):
-                    queue = self._small
+            while first_small or first_main:
+                if first_main is None or (first_small and small_bytes > _SMALL * (small_bytes + main_bytes)):
+                    assert first_small is not None, "one of them is there"
+                    (name, size), first_small = first_small, next(small, None)
+                    small_bytes -= size
+                    stays = self._uses.get(name, 0) >= _LEAST_USES
+                    if stays:
+                        del self._uses[name]
                 else:
-                    queue = self._main
-                name, size = queue.popitem(last=False)
-                uses = self._uses.get(name, 0)
-                if queue is self._small and uses >= _LEAST_USES:
-                    self._uses.pop(name)
-                    self._main[name] = size
-                    self._small_bytes -= size
-                    self._main_bytes += size
-                    small_bytes, main_bytes = small_bytes - size, main_bytes + size
-                elif queue is self._main and uses:
-                    self._uses[name] = uses - 1
-                    self._main[name] = size
-                else:
-                    named.append((queue, name, size))
-                    if queue is self._small:
-                        small_bytes -= size
-                    else:
-                        main_bytes -= size
+                    (name, size), first_main = first_main, next(main, None)
+                    main_bytes -= size
+                    stays = self._uses.get(name, 0) > 0
+                    if stays:
+                        self._uses[name] -= 1
+                if stays:
+                    moved.pop(name, None)
+                    moved[name] = size
+                    again.append((name, size))
+                    main_bytes += size
+                if first_main is None and again:
+                    first_main = again.popleft()
+                if not stays:
                     yield name
         finally:
-            for queue, name, size in reversed(named):
-                queue[name] = size
-                queue.move_to_end(name, last=False)
+            for name, size in moved.items():
+                self._to_main(name, size)
+
+    def _to_main(self, name: str, size: int) -> None:
+        """To the end of the main queue, from wherever it is."""
+        if name in self._small:
+            del self._small[name]
+            self._small_bytes -= size
+            self._main_bytes += size
+        else:
+            del self._main[name]
+        self._main[name] = size

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -75,7 +74,7 @@ class Scheduler:
         self._readers: dict[Hashable, Reader] = {}
         self._shares: dict[str, float] = {}
         self._places: dict[str, _Place] = {}
-        self._spare: OrderedDict[str, None] = OrderedDict()
+        self._spare: dict[str, None] = {}
 
     # --- what is held -----------------------------------------------------------------------------------------------
 
@@ -83,7 +82,7 @@ class Scheduler:
         """What is held, least recently used first; all that was said before about that is void."""
         for name in list(self._places):
             self._unrank(name)
-        self._spare = OrderedDict.fromkeys(sizes)
+        self._spare = dict.fromkeys(sizes)
         for reader in self._readers.values():
             self._rank_all(reader)
 
@@ -93,7 +92,8 @@ class Scheduler:
 
     def used(self, name: str) -> None:
         if name in self._spare:
-            self._spare.move_to_end(name)
+            del self._spare[name]
+            self._spare[name] = None
 
     def removed(self, name: str) -> None:
         self._spare.pop(name, None)
