@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import Client, Shard, connect
-    from .config import Settings
+    from .config import Origin, Settings
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Settings", "Shard", "__version__", "connect"]
+__all__ = ["Client", "Origin", "Settings", "Shard", "__version__", "connect"]
 
-_LAZY = {"Client": ".client", "Shard": ".client", "connect": ".client", "Settings": ".config"}
+_LAZY = {"Client": ".client", "Shard": ".client", "connect": ".client", "Origin": ".config", "Settings": ".config"}
 
 
 def __dir__() -> list[str]:

@@ -56,7 +56,11 @@ AZURE: Mapping[str, str] = MappingProxyType(
 )
 """The same of ``az://`` stores."""
 
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+"""Variables that name a proxy and what goes past it, in capitals; the same in small letters count first."""
+
 _CLOUDS = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_S3")
+_OWN = frozenset({"NEARFLASH_PROXY", "NEARFLASH_SSE_CUSTOMER_KEY"})
 _WHERE = frozenset(
     {
         "AWS_CONFIG_FILE",
@@ -87,10 +91,12 @@ _WHERE = frozenset(
 
 
 def carried(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What an origin takes along of the variables of Google's and Azure's stores, sorted by name."""
-    return tuple(
-        sorted((name, value) for name, value in environ.items() if value and (name in GOOGLE or name in AZURE))
-    )
+    """What an origin takes along of the variables of Google's and Azure's stores and of proxies, sorted by name."""
+    found = {name: value for name, value in environ.items() if value and (name in GOOGLE or name in AZURE)}
+    for name in PROXIES:
+        if value := environ.get(name.lower()) or environ.get(name):
+            found[name] = value
+    return tuple(sorted(found.items()))
 
 
 def store_options(table: Mapping[str, str], extra: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -104,5 +110,6 @@ def store_options(table: Mapping[str, str], extra: Iterable[tuple[str, str]]) ->
 
 
 def belongs_to_a_client(name: str) -> bool:
-    """Whether a variable is one client's business: an account, a key, an endpoint, a region, a profile."""
-    return name.startswith(_CLOUDS) and name not in _WHERE
+    """Whether a variable is one client's business: an account, a key, an endpoint, a region, a profile, a proxy of its
+    own."""
+    return name in _OWN or (name.startswith(_CLOUDS) and name not in _WHERE)

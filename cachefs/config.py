@@ -21,7 +21,7 @@ from .cloudvars import belongs_to_a_client, carried
 from .errors import ConfigError
 from .hashing import name_digest
 from .redaction import redact
-from .values import at_least, one_of, optional_size, parse_size, seconds, to_bool, to_path, to_share, to_weight
+from .values import at_least, is_key, one_of, optional_size, parse_size, seconds, to_bool, to_path, to_share, to_weight
 
 T = TypeVar("T")
 
@@ -39,7 +39,13 @@ class Origin:
 
     ``preset`` names a cloud (``aws``, ``aliyun``, ``minio``, ...) and fixes the addressing style; ``addressing`` is
     ``"auto" | "path" | "virtual"``. ``backend`` is ``"auto" | "obstore" | "fsspec"``. ``extra`` maps variables of the
-    other clouds (``AZURE_STORAGE_ACCOUNT_NAME``, ``GOOGLE_SERVICE_ACCOUNT`` ...) to values, as pairs sorted by name.
+    other clouds (``AZURE_STORAGE_ACCOUNT_NAME``, ``GOOGLE_SERVICE_ACCOUNT`` ...) and of proxies to values, as pairs
+    sorted by name.
+
+    ``proxy`` is the URL of an HTTP proxy, or ``"none"`` to use none whatever the environment says; ``ca_bundle`` the
+    path of a PEM file with certificates to trust besides the system's. ``requester_pays``: this account pays for what
+    it reads of others' buckets. ``sse_customer_key``: base64 of the 32 bytes with which an S3 store encrypts and
+    decrypts objects (SSE-C).
     """
 
     endpoint: str | None = None
@@ -53,8 +59,15 @@ class Origin:
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
     extra: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    proxy: str | None = field(default=None, repr=False)
+    ca_bundle: str | None = None
+    requester_pays: bool = False
+    sse_customer_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.sse_customer_key is not None and not is_key(self.sse_customer_key):
+            what = "the SSE customer key is not the base64 form of 32 bytes"
+            raise ConfigError(what, hint="openssl rand -base64 32 makes one")
         endpoint = self.endpoint or ""
         if redact(endpoint) != endpoint:
             what = "an endpoint holds no user name, password or query"
@@ -76,6 +89,10 @@ class Origin:
             secret_access_key=env.get("AWS_SECRET_ACCESS_KEY") or None,
             session_token=env.get("AWS_SESSION_TOKEN") or None,
             extra=carried(env),
+            proxy=env.get("NEARFLASH_PROXY") or None,
+            ca_bundle=env.get("NEARFLASH_CA_BUNDLE") or env.get("AWS_CA_BUNDLE") or None,
+            requester_pays=_read(to_bool, env.get("NEARFLASH_REQUESTER_PAYS") or False, "NEARFLASH_REQUESTER_PAYS"),
+            sse_customer_key=env.get("NEARFLASH_SSE_CUSTOMER_KEY") or None,
         )
 
     def identity(self) -> str:
@@ -187,9 +204,10 @@ def _socket_name(cache_dir: Path) -> str:
 
 
 def job_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the launcher tells of this job (torchrun's and Slurm's own variables), for names that people recognise."""
+    """What the launcher tells of this job (torchrun's and Slurm's own variables, and where ranks meet), for names that
+    people recognise."""
     env = os.environ if environ is None else environ
-    return {name: value for name, value in env.items() if name.startswith(("TORCHELASTIC_", "SLURM_"))}
+    return {name: value for name, value in env.items() if name.startswith(("TORCHELASTIC_", "SLURM_", "MASTER_"))}
 
 
 def rank_environment(environ: Mapping[str, str] | None = None) -> tuple[str, str] | None:
@@ -250,7 +268,18 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-_OTHER_VARIABLES = ("CONFIG", "DEBUG", "PRESET", "ADDRESSING", "ANONYMOUS", "BACKEND")
+_OTHER_VARIABLES = (
+    "CONFIG",
+    "DEBUG",
+    "PRESET",
+    "ADDRESSING",
+    "ANONYMOUS",
+    "BACKEND",
+    "PROXY",
+    "CA_BUNDLE",
+    "REQUESTER_PAYS",
+    "SSE_CUSTOMER_KEY",
+)
 _OF_OTHER_PROGRAMS = tuple(f"NEARFLASH_{name}_" for name in ("TEST", "DEMO", "BENCH"))
 
 

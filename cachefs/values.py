@@ -5,6 +5,7 @@ Every reader takes its own results again, and raises ``ValueError`` for what it 
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 import re
@@ -123,3 +124,11 @@ def to_bool(raw: Any) -> bool:
     if text in {"0", "false", "no", "off"}:
         return False
     raise ValueError("neither true nor false")
+
+
+def is_key(text: str) -> bool:
+    """Whether this is the base64 form of a key of 256 bits."""
+    try:
+        return len(base64.b64decode(text, validate=True)) == 32
+    except ValueError:
+        return False

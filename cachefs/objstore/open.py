@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ..clock import SYSTEM_CLOCK, Clock
 from ..config import Origin, Settings
@@ -78,8 +79,16 @@ def _open_s3(url: ObjectUrl, origin: Origin, policy: RetryPolicy, backend: str) 
 
     def exact() -> ObjectStore:
         from .s3fs_backend import S3fsStore
+        from .s3fs_connect import connect
 
-        return S3fsStore(url.root, url.bucket, access, policy, source)
+        return S3fsStore(
+            url.root,
+            url.bucket,
+            origin,
+            access,
+            source,
+            partial(connect, url.root, url.bucket, origin, access, policy, source),
+        )
 
     if backend == "fsspec":
         return exact()

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
-from email.utils import parsedate_to_datetime
+from base64 import b64decode
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Corrupt, NotFound, PreconditionFailed, StoreError, Unavailable
+from ..config import Origin
+from ..errors import Corrupt, NearflashError, NotFound, PreconditionFailed, StoreError, Unavailable
 from .abc import Listing, ObjectMeta, ObjectStore
-from .backoff import RetryPolicy
 from .buffers import as_pieces, check_range, check_version, match_tag, parse_content_range
 from .credentials import CredentialSource
 from .multipart import upload_parts
@@ -37,12 +35,22 @@ _LONG_BODY = 1 << 20
 class S3fsStore(ObjectStore):
     """One S3 bucket through s3fs's client. One try per call; belongs to the event loop of its first call."""
 
-    def __init__(self, url: str, bucket: str, access: Access, policy: RetryPolicy, source: CredentialSource) -> None:
+    def __init__(
+        self,
+        url: str,
+        bucket: str,
+        origin: Origin,
+        access: Access,
+        source: CredentialSource,
+        connect: Callable[[], Awaitable[Any]],
+    ) -> None:
         self.url = url
         self._bucket = bucket
+        self._payer = {"RequestPayer": "requester"} if origin.requester_pays else {}
+        self._sealed = _sealing(origin.sse_customer_key)
         self._access = access
-        self._policy = policy
         self._source = source
+        self._connect = connect
         self._connected: Any = None
         self._former: Any = None
         self._connecting = asyncio.Lock()
@@ -50,7 +58,7 @@ class S3fsStore(ObjectStore):
     async def head(self, key: str) -> ObjectMeta:
         client = await self._client()
         try:
-            reply = await client.head_object(Bucket=self._bucket, Key=key)
+            reply = await client.head_object(**self._object(key))
         except S3FS_ERRORS as e:
             raise await self._head_error(e, client, key) from e
         self._check_tag(reply, b"", "head", key)
@@ -64,7 +72,7 @@ class S3fsStore(ObjectStore):
         condition = {"IfMatch": tag} if tag is not None else {}
         url = self._url_of(key)
         try:
-            reply = await client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes={start}-{end - 1}", **condition)
+            reply = await client.get_object(**self._object(key), Range=f"bytes={start}-{end - 1}", **condition)
             async with reply["Body"] as body:
                 span = parse_content_range(reply.get("ContentRange"))
                 if reply["ResponseMetadata"]["HTTPStatusCode"] != 206 or span is None:
@@ -81,7 +89,7 @@ class S3fsStore(ObjectStore):
     async def get(self, key: str) -> tuple[ObjectMeta, Buffer]:
         client = await self._client()
         try:
-            reply = await client.get_object(Bucket=self._bucket, Key=key)
+            reply = await client.get_object(**self._object(key))
             async with reply["Body"] as body:
                 data: bytes = await body.read()
         except S3FS_ERRORS as e:
@@ -99,7 +107,7 @@ class S3fsStore(ObjectStore):
         if token is not None:
             options["ContinuationToken"] = token
         try:
-            reply = await client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **options)
+            reply = await client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **options, **self._payer)
         except S3FS_ERRORS as e:
             raise self._error(e, "list", prefix) from e
         page = Listing(
@@ -115,7 +123,7 @@ class S3fsStore(ObjectStore):
         condition = {"IfNoneMatch": "*"} if if_none_match else {"IfMatch": if_match} if if_match is not None else {}
         body = _body(as_pieces(data))
         try:
-            reply = await client.put_object(Bucket=self._bucket, Key=key, Body=_stream(body), **condition)
+            reply = await client.put_object(**self._object(key), Body=_stream(body), **condition)
         except S3FS_ERRORS as e:
             error = self._error(e, "put", key)
             if isinstance(error, PreconditionFailed) and await self._holds(client, key, body):
@@ -127,16 +135,18 @@ class S3fsStore(ObjectStore):
 
     async def put_multipart(self, key: str, parts: AsyncIterator[Buffer], *, concurrency: int = 4) -> ObjectMeta:
         client = await self._client()
-        names = {"Bucket": self._bucket, "Key": key}
+        names = {"Bucket": self._bucket, "Key": key, **self._payer}
         try:
-            begun = await client.create_multipart_upload(**names)
+            begun = await client.create_multipart_upload(**names, **self._sealed)
         except S3FS_ERRORS as e:
             raise self._error(e, "put", key) from e
         names["UploadId"] = begun["UploadId"]
 
         async def send(number: int, pieces: Sequence[memoryview]) -> dict[str, Any]:
             try:
-                reply = await client.upload_part(**names, PartNumber=number, Body=_stream(_body(pieces)))
+                reply = await client.upload_part(
+                    **names, **self._sealed, PartNumber=number, Body=_stream(_body(pieces))
+                )
             except S3FS_ERRORS as e:
                 raise self._error(e, "put", key) from e
             return {"PartNumber": number, "ETag": reply["ETag"]}
@@ -164,7 +174,9 @@ class S3fsStore(ObjectStore):
         if self._access.bulk_delete and len(keys) > 1:
             names = [{"Key": key} for key in keys]
             try:
-                reply = await client.delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})
+                reply = await client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": names, "Quiet": True}, **self._payer
+                )
             except S3FS_ERRORS as e:
                 raise self._error(e, "delete", keys[0]) from e
             for failed in reply.get("Errors", ()):
@@ -193,7 +205,7 @@ class S3fsStore(ObjectStore):
 
     async def _delete_one(self, client: Any, key: str) -> None:
         try:
-            await client.delete_object(Bucket=self._bucket, Key=key)
+            await client.delete_object(Bucket=self._bucket, Key=key, **self._payer)
         except S3FS_ERRORS as e:
             error = self._error(e, "delete", key)
             if not isinstance(error, NotFound):
@@ -201,7 +213,7 @@ class S3fsStore(ObjectStore):
 
     async def _holds(self, client: Any, key: str, data: bytes) -> bool:
         try:
-            reply = await client.get_object(Bucket=self._bucket, Key=key)
+            reply = await client.get_object(**self._object(key))
             async with reply["Body"] as body:
                 return bool(reply["ContentLength"] == len(data) and await body.read() == data)
         except S3FS_ERRORS as e:
@@ -210,37 +222,16 @@ class S3fsStore(ObjectStore):
     async def _client(self) -> Any:
         async with self._connecting:
             if self._connected is None:
-                self._connected = await self._connect()
+                try:
+                    self._connected = await self._connect()
+                except NearflashError:
+                    raise  # some of ours are OSErrors and ValueErrors as well
+                except S3FS_ERRORS as e:
+                    raise self._error(e, "get", "") from e
         return self._connected
 
-    async def _connect(self) -> Any:
-        s3fs = await asyncio.to_thread(import_module, "s3fs")
-        keys = None if self._source.anonymous else await asyncio.to_thread(self._source.keys, self.url)
-        fs = s3fs.S3FileSystem(
-            asynchronous=True,
-            skip_instance_cache=True,
-            anon=self._source.anonymous,
-            key=keys.access_key_id if keys else None,
-            secret=keys.secret_access_key if keys else None,
-            token=keys.session_token if keys else None,
-            endpoint_url=self._access.endpoint,
-            client_kwargs={"region_name": self._access.region},
-            config_kwargs={
-                "s3": {"addressing_style": "virtual" if self._access.virtual else "path"},
-                "retries": {"total_max_attempts": 1},
-                "connect_timeout": min(_CONNECT_SECONDS, self._policy.stall),
-                "read_timeout": self._policy.stall,
-                "max_pool_connections": max(10, self._policy.parallel),
-                # Trailing checksums make chunked uploads, which several S3-compatible stores refuse.
-                "request_checksum_calculation": "when_required",
-                "response_checksum_validation": "when_required",
-            },
-            session=_session(),
-        )
-        try:
-            return await fs.set_session()
-        except S3FS_ERRORS as e:
-            raise self._error(e, "get", "") from e
+    def _object(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._bucket, "Key": key, **self._payer, **self._sealed}
 
     def _url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
@@ -257,7 +248,7 @@ class S3fsStore(ObjectStore):
         refusal = refusal_of(error)
         if refusal.status is not None and refusal.status < 500:
             try:
-                reply = await client.get_object(Bucket=self._bucket, Key=key, Range="bytes=0-0")
+                reply = await client.get_object(**self._object(key), Range="bytes=0-0")
                 reply["Body"].close()
             except S3FS_ERRORS as e:
                 why = refusal_of(e)
@@ -266,17 +257,8 @@ class S3fsStore(ObjectStore):
         return error_for(refusal, "head", url=self._url_of(key))
 
 
-def _session() -> Any:
-    """A session whose replies' time stamps are read by the standard library: a tenth of dateutil's time."""
-    from aiobotocore.session import AioSession
-
-    session = AioSession()
-    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_parse_time)
-    return session
-
-
-def _parse_time(value: str) -> datetime:
-    return datetime.fromisoformat(value) if value[:4].isdigit() else parsedate_to_datetime(value)
+def _sealing(key: str | None) -> dict[str, Any]:
+    return {} if key is None else {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": b64decode(key)}
 
 
 def _meta(key: str, reply: Any, size: int) -> ObjectMeta:

@@ -59,12 +59,76 @@ from cachefs.testing.strategies import ODD_KEYS, SPECIAL_NAMES, keys, plain_keys
         (Origin(endpoint="https://s3.eu-west-1.amazonaws.com"), "b", "https://b.s3.eu-west-1.amazonaws.com", True),
         (Origin(endpoint="https://evilamazonaws.com"), "b", "https://evilamazonaws.com", False),
         (Origin(preset="aws", endpoint="https://s3.gateway.lan"), "b", "https://s3.gateway.lan", False),
+        (Origin(preset="huawei"), "my.bucket", "https://obs.cn-north-4.myhuaweicloud.com", False),
+        (Origin(preset="ksyun", region="cn-shanghai"), "my.bucket", "https://ks3-cn-shanghai.ksyuncs.com", False),
+        (Origin(preset="gcs"), "my.bucket", "https://storage.googleapis.com", False),
+        (Origin(preset="seaweedfs", endpoint="http://w:8333"), "my.bucket", "http://w:8333", False),
+        (
+            Origin(preset="r2", endpoint="https://a.eu.r2.cloudflarestorage.com"),
+            "b",
+            "https://a.eu.r2.cloudflarestorage.com",
+            False,
+        ),
+        (
+            Origin(endpoint="https://obs.eu-west-101.myhuaweicloud.eu"),
+            "b",
+            "https://b.obs.eu-west-101.myhuaweicloud.eu",
+            True,
+        ),
+        (
+            Origin(endpoint="https://s3.cn-north-1.amazonaws.com.cn"),
+            "b",
+            "https://b.s3.cn-north-1.amazonaws.com.cn",
+            True,
+        ),
+        (Origin(endpoint="https://evilstorage.googleapis.com"), "b", "https://evilstorage.googleapis.com", False),
     ],
 )
 def test_where_a_bucket_is(origin: Origin, bucket: str, endpoint: str, virtual: bool) -> None:
     access = resolve(origin, bucket)
     assert access.bucket_endpoint(bucket) == endpoint
     assert access.virtual is virtual
+
+
+@pytest.mark.parametrize(
+    ("origin", "region"),
+    [
+        (Origin(), "us-east-1"),
+        (Origin(endpoint="https://s3.amazonaws.com"), "us-east-1"),
+        (Origin(endpoint="https://s3.eu-west-1.amazonaws.com"), "eu-west-1"),
+        (Origin(endpoint="https://s3.dualstack.us-gov-west-1.amazonaws.com"), "us-gov-west-1"),
+        (Origin(endpoint="https://s3.cn-northwest-1.amazonaws.com.cn"), "cn-northwest-1"),
+        (Origin(endpoint="https://s3.eu-west-1.amazonaws.com", region="eu-west-2"), "eu-west-2"),
+        (Origin(endpoint="https://s3.oss-cn-shanghai.aliyuncs.com"), "cn-shanghai"),
+        (Origin(endpoint="https://s3.oss-cn-wulanchabu-internal.aliyuncs.com"), "cn-wulanchabu"),
+        (Origin(endpoint="https://oss-us-west-1.aliyuncs.com"), "us-west-1"),
+        (Origin(endpoint="https://s3.oss-accelerate-overseas.aliyuncs.com"), "cn-hangzhou"),
+        (Origin(endpoint="https://obs.ap-southeast-1.myhuaweicloud.com"), "ap-southeast-1"),
+        (Origin(endpoint="https://obs.eu-west-101.myhuaweicloud.eu"), "eu-west-101"),
+        (Origin(endpoint="https://ks3-cn-beijing-internal.ksyuncs.com"), "cn-beijing"),
+        (Origin(endpoint="https://cos.ap-singapore.myqcloud.com"), "ap-singapore"),
+        (Origin(endpoint="https://cos-internal.ap-beijing.tencentcos.cn"), "ap-beijing"),
+        (Origin(endpoint="https://acc.r2.cloudflarestorage.com"), "auto"),
+        (Origin(preset="gcs"), "auto"),
+        (Origin(preset="minio", endpoint="https://s3.eu-west-1.lan"), "us-east-1"),
+        (Origin(endpoint="http://127.0.0.1:9000"), "us-east-1"),
+    ],
+    ids=str,
+)
+def test_the_region_is_that_of_the_endpoint(origin: Origin, region: str) -> None:
+    assert resolve(origin, "b").region == region
+
+
+def test_azure_has_a_scheme_of_its_own() -> None:
+    for origin in (Origin(preset="azure"), Origin(endpoint="https://acc.blob.core.windows.net")):
+        with pytest.raises(ConfigError, match="az://"):
+            resolve(origin, "b")
+
+
+def test_every_preset_says_where_its_rules_are_from() -> None:
+    assert set(PRESETS) == {"aws", "aliyun", "huawei", "ksyun", "tencent", "minio", "seaweedfs", "r2", "gcs", "azure"}
+    for preset in PRESETS.values():
+        assert "https://" in preset.source
 
 
 def test_every_preset_resolves_or_says_what_it_needs() -> None:
