@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -66,12 +66,15 @@ def withdraw(session: Session, name: str) -> bool:
     return _ask(session, protocol.Plan(name, "")) == "known"
 
 
-def default_job() -> str:
-    """What the processes of one job have in common: the launcher's name for it, else their process group."""
-    env = job_environment()
+def default_job(environ: Mapping[str, str] | None = None) -> str:
+    """What the processes of one job have in common: its launcher's name for it, where its ranks meet, else their
+    process group."""
+    env = job_environment(environ)
     for variable in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
         if env.get(variable, "none") not in ("none", ""):
             return env[variable]
+    if env.get("MASTER_PORT"):
+        return f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
     return f"group {os.getpgid(0) if hasattr(os, 'getpgid') else os.getppid()}"
 
 

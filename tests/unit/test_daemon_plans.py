@@ -120,8 +120,18 @@ def test_a_plan_rests_when_all_its_readers_do(server: Served) -> None:
         assert plans(second) == (1, "j: 12 of 80")
 
 
-def test_without_a_name_for_it_the_job_is_the_process_group() -> None:
-    assert default_job() == default_job() != ""
+@pytest.mark.parametrize(
+    ("env", "job"),
+    [
+        ({"SLURM_JOB_ID": "17", "TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "1"}, "17"),
+        ({"TORCHELASTIC_RUN_ID": "run", "MASTER_PORT": "1"}, "run"),
+        ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}, "host:29500"),
+        ({"SLURM_JOB_ID": ""}, f"group {os.getpgid(0)}"),
+        ({}, f"group {os.getpgid(0)}"),
+    ],
+)
+def test_the_job_is_what_its_processes_have_in_common(env: dict[str, str], job: str) -> None:
+    assert default_job(env) == job
 
 
 @pytest.mark.parametrize(
