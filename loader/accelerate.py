@@ -42,6 +42,11 @@ def prepare(accelerator: Accelerator, source: DataLoader[Any] | PlannedDataset |
         cuda = device if device is not None and device.type == "cuda" else None
         source = Loader(dataset, device=cuda, collate_fn=collate_fn)
     if isinstance(source, Loader):
+        if source.filters:
+            raise ConfigError(
+                "a Loader with filter stages counts its batches and keeps its states in its own way",
+                hint="iterate it as it is (it reads this rank's share), or filter with ShardDataset(where=...)",
+            )
         source = _Threaded(source)
     _check_batches(source, dataset)
     prepared = PreparedLoader(source, dataset, accelerator, device)
@@ -132,7 +137,7 @@ class _Threaded(DataLoader[Any]):
     """A :class:`loader.Loader` in the shape of a DataLoader, which accelerate asks about and makes others of."""
 
     def __init__(self, source: Loader) -> None:
-        super().__init__(source.batched(), batch_size=None)
+        super().__init__(source.dataset.batched(), batch_size=None)
         self._source = source
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

@@ -96,6 +96,11 @@ class Loader:
         return self.dataset.steps if self._filtered is None else len(self._filtered)
 
     @property
+    def filters(self) -> bool:
+        """Whether it has filter stages, so that its batches are not the data set's."""
+        return self._filtered is not None
+
+    @property
     def _readers(self) -> int:
         """Threads that read: some more where they wait for processes."""
         return self._threads + self._stages.processes
@@ -144,7 +149,7 @@ class Loader:
         if gather is None and self._collate is None and reads_runs(reading):
             columns = _TableRun(reading, self._slots, self._transfer)
             return Pipeline(
-                columns.of(reading.batches()),
+                columns.planned(),
                 columns,
                 threads=self._threads,
                 window=Window(4 * self._threads, self._prefetch),
@@ -266,9 +271,9 @@ class _TableRun:
         self._slots = slots
         self._transfer = transfer
         self._runs = ColumnRuns(reading, self._whole, Memory(run=slots.allocate))
-        self.of = self._runs.of
+        self.planned = self._runs.planned
 
-    def __call__(self, run: list[Any]) -> Many:
+    def __call__(self, run: Run) -> Many:
         with allocating(self._slots.allocate):
             made = self._runs(run)
         return made if self._transfer is None else _SentRun(made, self._transfer)

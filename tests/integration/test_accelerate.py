@@ -40,6 +40,7 @@ SOURCES = {
     "data set": lambda ds: ds,
     "batches": lambda ds: ds.batched(),
     "Loader": loader.Loader,
+    "Loader with a stage": lambda ds: loader.Loader(ds, stages=[loader.Map(lambda sample: sample)]),
     "DataLoader": load,
     "DataLoader with workers": lambda ds: load(ds, 2),
     "DataLoader of batches": lambda ds: DataLoader(ds.batched(), batch_size=None),
@@ -161,7 +162,8 @@ def chosen(say):
 def wrong(say):
     accelerator = Accelerator(cpu=True)
     for source in (make(rank=0, world_size=1), DataLoader(make(), batch_size=3), DataLoader(make(), batch_size=None),
-                   DataLoader([1, 2]), DataLoader(make().batched(), batch_size=4)):
+                   DataLoader([1, 2]), DataLoader(make().batched(), batch_size=4),
+                   loader.Loader(make(), stages=[loader.Filter(bool)], steps=3)):
         try:
             loader.accelerate.prepare(accelerator, source)
             say("wrong", "nothing was raised")
@@ -273,7 +275,7 @@ class TestAccelerate:
     def test_prepared_every_rank_has_its_own_batches(self, said: Any, folder: Path) -> None:
         for rank, outcomes in enumerate(said["prepared"]):
             first, second = passes(folder, rank, 2)
-            assert len(outcomes) == 12
+            assert len(outcomes) == 14
             for name, value in outcomes:
                 assert value == (first[1:] if name.endswith("skipped") else [first, second, second]), name
         union = [i for outcomes in said["prepared"] for batch in outcomes[0][1][0] for i in batch]
@@ -302,14 +304,14 @@ class TestAccelerate:
         samples = sorted(shard << 32 | i for shard, count in enumerate(MANY) for i in range(count))
         assert len(samples) % 8
         for outcomes in said["counted"]:
-            assert len(outcomes) == 7
+            assert len(outcomes) == 8
             for name, batches in outcomes:
                 assert sorted(i for batch in batches for i in batch) == samples, name
 
     def test_an_epoch_that_is_chosen_after_a_broken_off_pass(self, said: Any, folder: Path) -> None:
         for rank, outcomes in enumerate(said["chosen"]):
             second = passes(folder, rank, 2)[1]
-            assert len(outcomes) == 6
+            assert len(outcomes) == 7
             for name, seen in outcomes:
                 assert seen == second, name
 
@@ -321,3 +323,4 @@ class TestAccelerate:
             assert "DataLoader(batch_size=None), but" in messages[2]
             assert "no loader of a ShardDataset or Mixture" in messages[3]
             assert "DataLoader(batch_size=4), but the data set deals whole batches" in messages[4]
+            assert "a Loader with filter stages" in messages[5]
