@@ -17,6 +17,7 @@ import pytest
 from cachefs.config import Origin
 from cachefs.errors import Denied, NearflashError
 from cachefs.objstore import BlockingStore
+from cachefs.testing.faults import Fault
 from cachefs.testing.node import Node, node, wait_until
 from cachefs.testing.s3proxy import CountingProxy
 from cachefs.testing.seaweed import SeaweedServer
@@ -172,3 +173,42 @@ def test_an_azure_container_is_reached_with_each_clients_own_account(web_proxy: 
             with here.client(origin=mine) as client, pytest.raises(Denied):
                 client.open("az://container/k")
             assert f"authorization: SharedKey {name}:" in web_proxy.asked[-1]
+
+
+def test_a_token_that_stays_expired_is_denied_to_a_client_of_the_daemon(
+    seaweed: SeaweedServer, s3_bucket: str, tmp_path: Path
+) -> None:
+    with BlockingStore(f"s3://{s3_bucket}", seaweed.origin) as store:
+        store.put("k", b"1")
+    with CountingProxy(seaweed.endpoint) as proxy:
+        proxy.faults.add(Fault(status=400, code="ExpiredToken"), times=None)
+        origin = replace(seaweed.origin, endpoint=proxy.endpoint)
+        with node(tmp_path, origin) as here, here.client() as client:
+            with pytest.raises(Denied, match="expired") as caught:
+                client.open(f"s3://{s3_bucket}/k")
+            assert type(caught.value) is Denied and caught.value.hint is not None
+            proxy.faults.clear()
+            with client.open(f"s3://{s3_bucket}/k") as shard:
+                assert bytes(shard.view()) == b"1"
+
+
+def test_keys_that_are_put_right_while_the_daemon_runs(
+    seaweed: SeaweedServer, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BlockingStore(f"s3://{s3_bucket}", seaweed.origin) as store:
+        store.put("k", b"1")
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+    def write(secret: str) -> None:
+        part = file.with_suffix(".part")
+        part.write_text(f"[default]\naws_access_key_id = {seaweed.access_key}\naws_secret_access_key = {secret}\n")
+        part.replace(file)
+
+    write("not-the-secret")
+    with node(tmp_path, Origin(endpoint=seaweed.endpoint, region="us-east-1")) as here, here.client() as client:
+        with pytest.raises(Denied, match="secret access key"):
+            client.open(f"s3://{s3_bucket}/k")
+        write(seaweed.secret_key)
+        with client.open(f"s3://{s3_bucket}/k") as shard:
+            assert bytes(shard.view()) == b"1"
