@@ -88,11 +88,6 @@ class Stages:
     def __len__(self) -> int:
         return len(self._steps)
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes that are alive."""
-        return [pid for step in self._steps if step.pool is not None for pid in step.pool.pids]
-
     def run(self, samples: list[Any], where: Callable[[int], str]) -> tuple[list[Any], list[int]]:
         """The samples behind the last stage, and which of those given each was. ``where(k)`` names sample k."""
         numbers = list(range(len(samples)))

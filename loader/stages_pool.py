@@ -69,11 +69,6 @@ class ProcessPool:
                 self._changed.notify()
         return answer
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes that are alive."""
-        return [pid for process in list(self._all) if (pid := process.pid) is not None]
-
     def close(self) -> None:
         """End all processes, those at work too. Idempotent; the pool may be used again."""
         with self._changed:
