@@ -1,6 +1,6 @@
 """Finding the samples of a shard that must be walked for it, against just reading its map, and against its fill.
 
-Warm, the limit sums the map's bytes in steps of 1 MiB, eight at a time: every page is mapped and every line of memory
+Warm, the limit sums the maps' bytes in steps of 1 MiB, eight at a time: every page is mapped and every line of memory
 read. Both begin with a new map of a file that is in the page cache, as every process that opens a shard does.
 
 Cold, the limit fetches the file into the empty cache until every byte can be read, and the indexing goes on meanwhile,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ FORMATS: dict[str, Format] = {"tar": formats.WebDataset(), "tfrecord": formats.T
 def figure(scratch: Path, sizes: Sizes) -> Iterator[Figure]:
     """The figure; its files stay for the next run."""
     folder = kept(scratch / "records", sizes, record_files)
+    files = [folder / f"{name}-{record}" for name in FORMATS for record in RECORDS]
     yield Figure(
         name="index",
         title=f"Indexing files of {sizes.index_bytes // MIB} MiB",
@@ -45,7 +46,7 @@ def figure(scratch: Path, sizes: Sizes) -> Iterator[Figure]:
         scale=1e-9,
         baseline="reading",
         cases=(
-            Case("reading", "limit", lambda: read(folder / f"tar-{RECORDS[0]}")),
+            Case("reading", "limit", lambda: read(files)),
             *(
                 Case(f"{name}, records of {record // 1000} KB", "ours", partial(index, folder, name, record))
                 for name in FORMATS
@@ -102,14 +103,18 @@ def fetch(client: Client, process: psutil.Process, key: str, kind: Format | None
     return watch.timing(shard.size)
 
 
-def read(path: Path) -> Timing:
-    """Every byte of the file, through a new map."""
-    with stopwatch() as watch, open(path, "rb") as file:
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
-        for start in range(0, len(data), MIB):
-            step = data[start : start + MIB]
-            np.add.reduce(step[: len(step) // 8 * 8].view(np.uint64))
-    return watch.timing(len(data))
+def read(paths: Sequence[Path]) -> Timing:
+    """Every byte of the files, each through a new map: what a page costs to map differs from file to file."""
+    done = 0
+    with stopwatch() as watch:
+        for path in paths:
+            with open(path, "rb") as file:
+                data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+            done += len(data)
+            for start in range(0, len(data), MIB):
+                step = data[start : start + MIB]
+                np.add.reduce(step[: len(step) // 8 * 8].view(np.uint64))
+    return watch.timing(done)
 
 
 def index(folder: Path, name: str, record: int) -> Timing:
