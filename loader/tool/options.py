@@ -25,7 +25,7 @@ _TOKENS = ("length", "stride", "dtype", "labels")
 # fmt: off
 FORMATS = (
     "webdataset", "parquet", "arrow", "tfrecord", "lmdb", "npy", "npz", "llmc", "megatron", "mds", "litdata", "jsonl",
-    "zarr", "wds", "tar", "files", "tokens",
+    "zarr", "wds", "tar", "files", "tokenfile", "tokens",
 )
 # fmt: on
 """The names that ``--format`` takes: written out, so that ``--help`` loads none of them."""
