@@ -154,6 +154,19 @@ def test_parts_of_an_upload_that_fail(store: BlockingStore, proxy: CountingProxy
         assert bytes(store.get("big")[1]) == b"".join(parts)
 
 
+@pytest.mark.parametrize("code", ["SlowDown", "InternalError"])
+def test_an_upload_whose_end_fails_within_a_success(store: BlockingStore, proxy: CountingProxy, code: str) -> None:
+    """CompleteMultipartUpload may answer 200 and give an error in the body: that is no upload."""
+    parts = [bytes([i]) * (5 << 20) for i in range(2)]
+    proxy.faults.add(Fault(status=200, code=code), method="POST", after=1)
+    try:
+        store.put_multipart("big", parts)
+    except StoreError:
+        assert [m.key for page in store.list("") for m in page.objects] == ["k"]
+    else:
+        assert bytes(store.get("big")[1]) == b"".join(parts)
+
+
 def test_listing_through_faults(store: BlockingStore, proxy: CountingProxy) -> None:
     for fault in (Fault(reset=True), Fault(cut_after=10), Fault(status=503), Fault(status=500)):
         proxy.faults.add(fault, method="GET")
