@@ -76,7 +76,7 @@ class Recorder:
             context.load_cert_chain(certificate, key)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="recorder", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="recorder", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -117,6 +117,23 @@ def test_a_storm_of_503_passes(seaweed: SeaweedServer, proxy: CountingProxy, s3_
     assert metrics.get("origin_retries") == 6
 
 
+def test_a_late_read_is_asked_for_again(seaweed: SeaweedServer, proxy: CountingProxy, s3_bucket: str) -> None:
+    metrics = Metrics()
+    origin = replace(seaweed.origin, endpoint=proxy.endpoint)
+    patient = SETTINGS.with_(stall_timeout=60, request_deadline=90, hedge_share=0.05)
+    with BlockingStore(f"s3://{s3_bucket}", origin, settings=patient, metrics=metrics) as store:
+        store.put("k", DATA)
+        meta = store.head("k")
+        for at in range(0, 120_000, 1000):
+            store.get_range("k", at, at + 1000, version=meta)
+        proxy.faults.add(Fault(latency=60), method="GET")
+        began = time.monotonic()
+        assert bytes(store.get_range("k", 5000, 6000, version=meta)) == DATA[5000:6000]
+        assert time.monotonic() - began < 45
+    assert metrics.get("origin_hedges_won") >= 1
+    assert metrics.get("origin_get_bytes") == 121_000, "what is thrown away does not count"
+
+
 def test_a_store_that_never_recovers_is_an_error_by_the_deadline(
     seaweed: SeaweedServer, proxy: CountingProxy, s3_bucket: str
 ) -> None:
