@@ -15,11 +15,12 @@ from .faults import Fault
 
 @dataclass(frozen=True)
 class Trouble:
-    """``fault`` for ``times`` GETs, after ``after`` of them have passed it unharmed."""
+    """``fault`` for ``times`` requests of one ``method``, after ``after`` of them have passed it unharmed."""
 
     fault: Fault
     after: int = 0
     times: int = 1
+    method: str = "GET"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ _FAULTS: dict[str, Callable[[random.Random, int], Fault]] = {
     "denied": lambda draw, size: Fault(status=403, code="AccessDenied"),
 }
 _WRONG_REPLIES = frozenset({"wrong range", "200 for a range", "extra byte", "SlowDown in a 200"})
+_BEFORE_A_BODY = frozenset({"reset", "lost reply", "late", "server error", "too many"})
 _FATAL = frozenset({"trickle", "other version", "denied"})
 _EVENTS = ("storm", "replaced", "expired", "expired for good")
 KINDS = (*_FAULTS, *_EVENTS)
@@ -74,11 +76,14 @@ def story(seed: int, chunk_bytes: int) -> Story:
     for kind in kinds:
         if kind == "storm":
             troubles.append(Trouble(Fault(status=503), draw.randrange(chunks), draw.randint(4, 10)))
+            troubles.append(Trouble(Fault(status=503), 0, draw.randrange(4), "HEAD"))
         elif kind in _FAULTS:
             fault = _FAULTS[kind](draw, chunk_bytes)
             # A wrong reply is asked for again a few times only, so it is not repeated more often than that.
             times = 1 if kind in _WRONG_REPLIES else draw.randint(1, 3)
             troubles.append(Trouble(fault, draw.randrange(chunks), times))
+            if kind in _BEFORE_A_BODY:
+                troubles.append(Trouble(fault, 0, draw.randrange(2), "HEAD"))
     fatal = _FATAL.intersection(kinds) or "replaced" in kinds or "expired for good" in kinds
     return Story(
         kinds=kinds,

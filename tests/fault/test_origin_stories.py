@@ -42,7 +42,7 @@ class Stage:
         self.server.issues = told.renewable
         self.server.keep("k", DATA[: self.size])
         for trouble in told.troubles:
-            self.server.faults.add(trouble.fault, method="GET", after=trouble.after, times=trouble.times)
+            self.server.faults.add(trouble.fault, method=trouble.method, after=trouble.after, times=trouble.times)
         self.client = MemoryClient(self.server, stall=POLICY.stall)
         self.limiter = Limiter(POLICY.parallel)
         store = RetryingStore(
@@ -117,7 +117,7 @@ def expected(told: Story) -> tuple[type[NearflashError], ...]:
 def test_stories() -> None:
     subjects: collections.Counter[str] = collections.Counter()
     good = 0
-    for seed in range(5 * len(KINDS)):
+    for seed in range(6 * len(KINDS)):
         outcomes = tell(seed)
         subjects[KINDS[seed % len(KINDS)]] += 1
         good += sum(isinstance(outcome, bytes) for outcome in outcomes)

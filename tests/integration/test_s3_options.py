@@ -15,6 +15,7 @@ import pytest
 from cachefs.config import Origin, Settings
 from cachefs.errors import ConfigError, NearflashError
 from cachefs.objstore import BlockingStore
+from cachefs.testing.node import node
 from cachefs.testing.recorder import Recorder
 
 BACKENDS = ("obstore", "fsspec")
@@ -217,6 +218,29 @@ def test_the_customers_key_goes_with_every_request_for_an_object(store: Recorder
         assert request.headers["x-amz-server-side-encryption-customer-algorithm"] == "AES256", request.method
         assert request.headers["x-amz-server-side-encryption-customer-key"] == KEY
         assert request.headers["x-amz-server-side-encryption-customer-key-md5"] == digest
+
+
+def test_a_daemon_does_as_its_client_says(store: Recorder, proxy: Recorder, tmp_path: Path) -> None:
+    """One daemon, two clients: each one's requests go its own way."""
+    plain = from_env(store.url, "obstore")
+    special = from_env(
+        store.url,
+        "obstore",
+        HTTP_PROXY=proxy.url,
+        NEARFLASH_REQUESTER_PAYS="true",
+        NEARFLASH_SSE_CUSTOMER_KEY=KEY,
+    )
+    with node(tmp_path, plain) as here, here.client() as first, here.client(origin=special) as second:
+        with first.open("s3://bucket/one") as shard:
+            assert bytes(shard.view()) == b"0123456789"
+        assert store.arrived and proxy.arrived == []
+        assert all("x-amz-request-payer" not in a.headers for a in store.arrived)
+        direct = len(store.arrived)
+        with second.open("s3://bucket/two") as shard:
+            assert bytes(shard.view()) == b"0123456789"
+        assert len(store.arrived) == direct
+        assert {a.headers["x-amz-request-payer"] for a in proxy.arrived} == {"requester"}
+        assert {a.headers["x-amz-server-side-encryption-customer-key"] for a in proxy.arrived} == {KEY}
 
 
 def test_a_key_that_is_none_is_refused_and_never_shown() -> None:
