@@ -13,6 +13,8 @@ _KEPT = 400
 _ENOUGH = 100
 _RENEW_EVERY = 20
 _LEAST_DELAY = 0.25
+_FEW_TIMES_LONGEST = 4.0
+_FEW_LEAST_DELAY = 1.0
 _TIMES_MEDIAN = 2.0
 _SAVED = 5.0
 
@@ -21,7 +23,8 @@ class LatencyBook:
     """How long the last reads of each size took; sizes within a factor of two are alike.
 
     Reads that all take the same time have no tail: a 95th percentile near the median is no sign of trouble, so the
-    delay is at least twice the median, and never less than a quarter of a second.
+    delay is at least twice the median, and never less than a quarter of a second. After a few reads only, it is four
+    times the longest of them: enough to get past a connection that is as good as dead.
     """
 
     def __init__(self) -> None:
@@ -35,7 +38,11 @@ class LatencyBook:
         seen = self._seen.setdefault(kind, deque(maxlen=_KEPT))
         seen.append(seconds)
         count = self._added[kind] = self._added.get(kind, 0) + 1
-        if len(seen) >= _ENOUGH and count % _RENEW_EVERY == 0:
+        if count % _RENEW_EVERY:
+            return
+        if len(seen) < _ENOUGH:
+            self._delays[kind] = max(_FEW_TIMES_LONGEST * max(seen), _FEW_LEAST_DELAY)
+        else:
             ordered = sorted(seen)
             late = ordered[int(_QUANTILE * len(ordered))]
             self._delays[kind] = max(late, _TIMES_MEDIAN * ordered[len(ordered) // 2], _LEAST_DELAY)

@@ -61,7 +61,7 @@ class Node:
             NEARFLASH_CHUNK_SIZE=str(self.settings.chunk_size),
             NEARFLASH_TRANSFER_BYTES=str(self.settings.transfer_bytes),
             NEARFLASH_IDLE_TIMEOUT=str(self.settings.idle_timeout),
-            NEARFLASH_HEDGE_SHARE="0",  # requests are counted, and a busy machine makes any of them late
+            NEARFLASH_HEDGE_SHARE=str(self.settings.hedge_share),
         )
         for name, value in (
             ("NEARFLASH_QUOTA", self.settings.quota),
@@ -87,6 +87,7 @@ def node(folder: Path, origin: Origin, **changes: Any) -> Iterator[Node]:
             "transfer_bytes": 16 * MIB,
             "idle_timeout": 60.0,
             "request_deadline": 60.0,
+            "hedge_share": 0.0,  # requests are counted, and a busy machine makes any of them late
             "origin": origin,
             **changes,
         }

@@ -179,6 +179,17 @@ def test_no_second_request_while_the_store_is_throttling_or_no_slot_is_free() ->
     drive(body)
 
 
+def test_a_reply_that_trickles_does_not_take_the_whole_deadline() -> None:
+    """Never a stall, and never an end: after a few reads it is known to be late."""
+
+    async def body(box: Box) -> None:
+        await box.reads(20)
+        box.server.faults.add(Fault(rate=SIZE / 1000))
+        assert await box.read() == pytest.approx(1.02, abs=0.01)
+
+    drive(body)
+
+
 @given(st.floats(0, 1), st.lists(st.booleans(), max_size=400))
 def test_there_are_never_more_than_the_share(share: float, wanted: list[bool]) -> None:
     allowance = Allowance(share)
