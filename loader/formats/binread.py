@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -270,6 +270,11 @@ class PackedField(Pending):
         self._name = name
         self.dtype = part.outline.dtypes[name]
         self.shape = (len(part.counts), part.outline.length)
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = self.made()
+        self._part.laid = None  # whoever gets these rows may write into them, and labels are made of what was stored
+        return iter(rows)
 
     def fill(self, out: npt.NDArray[Any], parts: Sequence[PackedField], order: Int64s | None) -> None:
         assert out.flags.c_contiguous  # else its flat form would be a copy

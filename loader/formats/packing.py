@@ -25,6 +25,7 @@ from .binread import BinReader, Outline
 from .bins import Bins, Method
 from .derived import Derived, DerivedIndex, View
 from .documents import DocumentField, Documents, Found
+from .dtypes import integer_name
 from .pending import Pending
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _VERSION = 1
 _SUM = 8
 _PACKING = 0x7061636B696E67
 _LONGEST = 1 << 24
+_ADDED = ("labels", "position_ids", "document_ids", "cu_seqlens", "max_seqlen", "__id__", "__repeat__")
 _PIECE_BYTES = 12
 _PLACE_BYTES = 16
 """Memory for where a document lies, while its shard is open: in bins, and in a sample that has several."""
@@ -82,24 +84,35 @@ class Packing(View):
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        for option in ("length", "pad_id", "eos_id", "ignore_index"):
+            object.__setattr__(self, option, _plain(getattr(self, option)))
         if isinstance(self.length, bool) or not isinstance(self.length, int) or not 0 < self.length <= _LONGEST:
             raise ConfigError(f"Packing(length={self.length!r}) is not a number of tokens from 1 to {_LONGEST}")
         if self.method not in ("best_fit", "sequential"):
             raise ConfigError(f"Packing(method={self.method!r}) is neither 'best_fit' nor 'sequential'")
-        if self.labels not in (True, False, "same"):
+        if self.labels is not True and self.labels is not False and self.labels != "same":
             raise ConfigError(f"Packing(labels={self.labels!r}) is neither True, False nor 'same'")
-        for option in ("out", "dtype"):
-            name = getattr(self, option)
-            if name is not None and not _is_integer(name):
-                raise ConfigError(f"Packing({option}={name!r}) is no integer dtype", hint='for example "int64"')
-        if not isinstance(self.field, str) or self.field in ("labels", "position_ids", "document_ids", "cu_seqlens"):
+        object.__setattr__(self, "out", integer_name("Packing", "out", self.out))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", integer_name("Packing", "dtype", self.dtype))
+        if not isinstance(self.field, str) or not self.field or self.field in _ADDED:
             raise ConfigError(f"Packing(field={self.field!r}) is the name of a field that packing adds, or none")
+        if self.mask is not None and (not isinstance(self.mask, str) or not self.mask):
+            raise ConfigError(f"Packing(mask={self.mask!r}) is no name of a field")
+        if self.mask is not None and not self.labels:
+            raise ConfigError(f"Packing(mask={self.mask!r}, labels=False): a mask is for labels alone")
+        if self.labels and self.out == "uint64":
+            raise ConfigError(
+                "Packing(out='uint64') holds tokens that labels (int64) cannot", hint="out='int64', or labels=False"
+            )
         for option, kind in (("pad_id", self.out), ("ignore_index", "int64")):
             value, info = getattr(self, option), np.iinfo(kind)
             if isinstance(value, bool) or not isinstance(value, int) or not info.min <= value <= info.max:
                 raise ConfigError(f"Packing({option}={value!r}) is no {kind} token")
         if self.eos_id is not None and (isinstance(self.eos_id, bool) or not isinstance(self.eos_id, int)):
             raise ConfigError(f"Packing(eos_id={self.eos_id!r}) is no token")
+        if self.eos_id is not None and self.dtype is not None and not _holds(self.dtype, self.eos_id):
+            raise ConfigError(f"Packing(eos_id={self.eos_id}, dtype={self.dtype!r}): no {self.dtype} token is that")
 
     def over(self, format: Format) -> Packed:
         return Packed(format, self)
@@ -285,8 +298,11 @@ class _Source(NamedTuple):
     bins: BinReader
 
 
-def _is_integer(name: Any) -> bool:
-    try:
-        return np.dtype(name).kind in "iu"
-    except TypeError:
-        return False
+def _plain(value: Any) -> Any:
+    """Numpy's integers as Python's."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _holds(dtype: str, token: int) -> bool:
+    info = np.iinfo(dtype)
+    return bool(info.min <= token <= info.max)

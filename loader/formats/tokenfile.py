@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..sample import Sample
 from .abc import Bytes, Format, Joined, Ready, SampleIndex, all_there
+from .dtypes import integer_name
 from .tokens import RowIndex, Tokens
 
 
@@ -29,7 +30,7 @@ class TokenFile(Format):
     dtype: str = "uint16"
 
     def __post_init__(self) -> None:
-        self._single  # noqa: B018 - raises for a dtype that is none
+        object.__setattr__(self, "dtype", integer_name("TokenFile", "dtype", self.dtype))
 
     @property
     def _single(self) -> Tokens:

@@ -22,6 +22,7 @@ from cachefs.errors import ConfigError, FormatError
 
 from ..sample import Sample
 from .abc import Bytes, Format, Objects, Ready, SampleIndex, all_there
+from .dtypes import integer_name
 from .npy_header import MAGIC, MOST, read_header
 
 Tokens2D: TypeAlias = npt.NDArray[Any]
@@ -73,8 +74,10 @@ class Tokens(Format):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"Tokens({option}={value!r}) is not a positive number of tokens")
-        stored = _dtype("dtype", self.dtype)
-        if self.out is not None and not np.can_cast(stored, _dtype("out", self.out), "safe"):
+        object.__setattr__(self, "dtype", integer_name("Tokens", "dtype", self.dtype))
+        if self.out is not None:
+            object.__setattr__(self, "out", integer_name("Tokens", "out", self.out))
+        if self.out is not None and not np.can_cast(self.stored, self.out, "safe"):
             raise ConfigError(f"Tokens(out={self.out!r}) cannot hold every id of dtype {self.dtype!r}")
 
     @property
@@ -89,7 +92,7 @@ class Tokens(Format):
 
     @property
     def stored(self) -> np.dtype[Any]:
-        return _dtype("dtype", self.dtype)
+        return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def delivered(self) -> np.dtype[Any]:
@@ -171,13 +174,3 @@ class Tokens(Format):
 
     def _deliver(self, tokens: Tokens2D) -> Tokens2D:
         return tokens.astype(self.delivered) if self.out is not None or self._shares else tokens
-
-
-def _dtype(option: str, name: str) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        raise ConfigError(f"Tokens({option}={name!r}) is no dtype", hint='for example "uint16"') from None
-    if dtype.kind not in "ui":
-        raise ConfigError(f"Tokens({option}={name!r}) is no integer dtype", hint='for example "uint16"')
-    return dtype.newbyteorder("<") if option == "dtype" else dtype
