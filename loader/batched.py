@@ -94,7 +94,7 @@ def _made(reading: Reading, collate_fn: Collate | None) -> Iterator[tuple[Any, t
     if collate_fn is None and reads_runs(reading):
         memory = Memory() if allocates_privately() else Memory(each=allocator())
         runs = ColumnRuns(reading, whole, memory)
-        for run in runs.of(reading.batches()):
+        for run in runs.planned():
             yield from runs(run)
         return
     for batch, stamp, places in reading.batches():

@@ -8,21 +8,21 @@ is bounded by :data:`RUN_ROWS` and :data:`RUN_BYTES`; a batch that is as large a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
 from cachefs.errors import NearflashError
 
 from .collation import Allocator
 from .columns import ColumnGather, Gathered, cut, has_repeats, reads_columns
-from .groups import gradually
 from .sample import Batch, Stamp
 from .samples import Places, SampleReader
 
 if TYPE_CHECKING:
+    from .passes import Run
     from .reading import Reading
 
 RUN_ROWS = 16384
@@ -30,7 +30,6 @@ RUN_ROWS = 16384
 few enough that what was made of them is in the processor's cache when it is cut."""
 RUN_BYTES = 8 << 20
 
-Item: TypeAlias = tuple[int, Stamp, Places]
 Made: TypeAlias = "tuple[Any, tuple[int, int]]"
 """A batch, its number and its size."""
 
@@ -56,23 +55,24 @@ class ColumnRuns:
 
     def __init__(self, reading: Reading, whole: Callable[[int, Stamp, Places], Any], memory: Memory) -> None:
         assert isinstance(reading.reader, SampleReader) and reading.format is not None
+        self._reading = reading
         self._gather = ColumnGather(reading.format, reading.reader, threading.Lock())
         self._whole = whole
         self._memory = memory
         self._size = 1  # how many batches the next run has; any thread may set it
 
-    def of(self, batches: Iterator[Item]) -> Iterator[list[Item]]:
-        """The batches in runs. What comes before an error is a run of its own, and the error follows it."""
-        return gradually(batches, lambda: self._size)
+    def planned(self) -> Iterator[Run]:
+        """The batches of the pass in runs, each as long as the ones before tell that it may be."""
+        return self._reading.runs_of(lambda: self._size, RUN_ROWS)
 
-    def __call__(self, run: list[Item]) -> Cut | OneByOne:
+    def __call__(self, run: Run) -> Cut | OneByOne:
         """The batches of a run. Raises what the first of them raises; what a later one does comes in its place."""
-        if any(has_repeats(places) for _, _, places in run):
+        if has_repeats(run.places):
             return OneByOne(run, self._whole)
-        memory, alone = self._memory, len(run) == 1
+        memory, alone = self._memory, len(run.batches) == 1
         try:
             gathered = self._gather.gather(
-                _together(run), memory.each if alone and memory.each else memory.run, 2**62 if alone else RUN_BYTES
+                run.places, memory.each if alone and memory.each else memory.run, 2**62 if alone else RUN_BYTES
             )
         except NearflashError:
             if alone:
@@ -80,7 +80,7 @@ class ColumnRuns:
             self._size = 1
             return OneByOne(run, self._whole)
         nbytes = gathered if isinstance(gathered, int) else gathered.nbytes
-        self._size = fitting(len(run), sum(len(places.row) for _, _, places in run), nbytes)
+        self._size = fitting(len(run.batches), len(run.places.row), nbytes)
         if isinstance(gathered, int):
             return OneByOne(run, self._whole)
         return Cut(run, gathered, None if alone else memory.each)
@@ -94,11 +94,11 @@ def fitting(batches: int, samples: int, nbytes: int) -> int:
 class Cut:
     """Batches that were read together, cut from there as they are iterated, for which no error is left."""
 
-    def __init__(self, run: list[Item], gathered: Gathered, each: Allocator | None) -> None:
+    def __init__(self, run: Run, gathered: Gathered, each: Allocator | None) -> None:
         self.nbytes = gathered.nbytes
         self._run = run
         self._each = each
-        sizes = self._sizes = [len(places.row) for _, _, places in run]
+        sizes = self._sizes = [stamp.size for stamp in run.stamps]
         # objects are collated here rather than when they are cut: whoever makes batches ahead has set where they lie
         self._columns = {
             name: column if isinstance(column, torch.Tensor) else cut(column, sizes)
@@ -106,13 +106,15 @@ class Cut:
         }
 
     def __iter__(self) -> Iterator[Made]:
-        columns = [(name, self._cut(column)) for name, column in self._columns.items()]
-        for at, (number, stamp, _) in enumerate(self._run):
-            batch = Batch([(name, column[at]) for name, column in columns])
+        run, names = self._run, list(self._columns)
+        columns = [self._cut(column) for column in self._columns.values()]
+        fields: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat(())
+        for number, stamp, values in zip(run.batches, run.stamps, fields, strict=False):
+            batch = Batch(zip(names, values, strict=True))
             batch.stamp = stamp
             yield batch, (number, stamp.size)
 
-    def _cut(self, column: torch.Tensor | Sequence[Any]) -> Sequence[Any]:
+    def _cut(self, column: torch.Tensor | Iterable[Any]) -> Iterable[Any]:
         if not isinstance(column, torch.Tensor):
             return column
         parts, each = cut(column, self._sizes), self._each
@@ -124,20 +126,13 @@ class OneByOne:
 
     nbytes = 0
 
-    def __init__(self, run: list[Item], whole: Callable[[int, Stamp, Places], Any]) -> None:
+    def __init__(self, run: Run, whole: Callable[[int, Stamp, Places], Any]) -> None:
         self._run = run
         self._whole = whole
 
     def __iter__(self) -> Iterator[Made]:
-        for number, stamp, places in self._run:
+        for number, stamp, places in self._run.split():
             yield self._whole(number, stamp, places), (number, stamp.size)
-
-
-def _together(run: list[Item]) -> Places:
-    if len(run) == 1:
-        return run[0][2]
-    parts = [places for _, _, places in run]
-    return Places(np.concatenate([part.shard for part in parts]), np.concatenate([part.row for part in parts]))
 
 
 def _copied(tensor: torch.Tensor, allocate: Allocator) -> torch.Tensor:

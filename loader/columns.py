@@ -158,10 +158,12 @@ def cut(column: Column, sizes: Sequence[int]) -> Sequence[Any]:
     """A column of several batches as one collated value for each. Tensors are views of the column."""
     if isinstance(column, torch.Tensor):
         return torch.split_with_sizes(column, sizes)
+    values = column if isinstance(column, list) else column.tolist()
     out = []
     start = 0
     for size in sizes:
-        out.append(whole(column[start : start + size]))
+        part = values[start : start + size]
+        out.append(part if type(part[0]) is str else collate_values(part))
         start += size
     return out
 

@@ -11,6 +11,7 @@ from .nodetables import Split
 from .order import EpochOrder
 from .passes import PassPlan
 from .permute import Int64s
+from .samples import Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,9 @@ class NodePlan(PassPlan[EpochOrder]):
             start=first,
             pad=rule.pad,
         )
+
+    def _neighbours(self, batches: range) -> Places | None:
+        return None
 
     def _whole(self, batches: range) -> Int64s:
         """As long as the same lanes take turns and a batch is some of their rounds, a batch is the one before, moved

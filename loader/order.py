@@ -153,6 +153,17 @@ class EpochOrder:
         index = self._piece_first[piece] + (place - self._piece_start[piece])
         return self._piece_shard[piece], index
 
+    def neighbours(self, position: int, count: int) -> tuple[int, int] | None:
+        """Shard and index of the sample at ``position``, where those at so many positions from there on follow it in
+        the same shard, and that is plain to see; else ``None``."""
+        if self.shuffle or self.plan.lanes > 1 or not self.floor <= position <= self.settled - count:
+            return None
+        piece = int(np.searchsorted(self._piece_start, position, side="right")) - 1
+        within = position - int(self._piece_start[piece])
+        if piece + 1 < len(self._piece_start) and position + count > int(self._piece_start[piece + 1]):
+            return None
+        return int(self._piece_shard[piece]), int(self._piece_first[piece]) + within
+
     def _mixed(self, place: Int64s, block: Int64s) -> Int64s:
         """Places, each in its block, as the block's permutation moves them."""
         start = self._block_start[block]

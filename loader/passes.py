@@ -10,7 +10,7 @@ where the uninterrupted pass ends (``stop``), with a short last batch: no sample
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
@@ -93,15 +93,18 @@ class Run:
     stamps: list[Stamp]
     places: Places
 
-    def cut(self, samples: int) -> Iterator[Run]:
-        """In pieces of whole batches, of about so many samples each."""
-        each = max(1, samples // max(self.stamps[0].size, 1))
-        at = 0
-        for start in range(0, len(self.batches), each):
-            stamps = self.stamps[start : start + each]
-            size = sum(stamp.size for stamp in stamps)
-            yield Run(self.batches[start : start + each], stamps, self.places.part(at, at + size))
-            at += size
+    def cut(self, each: Callable[[], int]) -> Iterator[Run]:
+        """In pieces of whole batches, each of as many as ``each`` says when it begins, at least one."""
+        start = at = 0
+        while start < len(self.batches):
+            end = start + max(each(), 1)
+            if start == 0 and end >= len(self.batches):
+                yield self
+                return
+            stamps = self.stamps[start:end]
+            size = sum([stamp.size for stamp in stamps])
+            yield Run(self.batches[start:end], stamps, self.places.part(at, at + size))
+            start, at = end, at + size
 
     def split(self) -> Iterator[tuple[int, Stamp, Places]]:
         """The batches one by one."""
@@ -239,17 +242,17 @@ class PassPlan(Generic[OrderT]):
         for run in self.runs(worker, first):
             yield from run.split()
 
-    def runs(self, worker: Worker, first: int = 0) -> Iterator[Run]:
-        """The same in runs of batches that are located together: much cheaper than one by one."""
+    def runs(self, worker: Worker, first: int = 0, most: int = _LOCATE) -> Iterator[Run]:
+        """The same in runs of batches that are located together, of about ``most`` samples once some have been: much
+        cheaper than one by one."""
         batch = worker.index + -(-max(first - worker.index, 0) // worker.count) * worker.count
         share = max(1, self.rule.global_batch // self.rule.place.world)
         samples = _LOCATE_FIRST
         while self.has(batch):
             batches = range(batch, self._known(batch), worker.count)[: max(1, samples // share)]
-            stamps, positions = self._several(batches)
-            yield Run(batches, stamps, self.places(positions))
+            yield self._located_run(batches)
             batch = batches[-1] + worker.count
-            samples = min(2 * samples, _LOCATE)
+            samples = min(2 * samples, most)
 
     def _known(self, batch: int) -> int:
         """How many batches the pass has, or so many that ``batch`` is one of them and all are surely there.
@@ -264,6 +267,32 @@ class PassPlan(Generic[OrderT]):
                 return whole
         return self.batches
 
+    def _located_run(self, batches: range) -> Run:
+        places = self._neighbours(batches) if self._is_whole(batches[-1]) else None
+        if places is not None:
+            return Run(batches, self._stamps(batches, self.rule.global_batch), places)
+        stamps, positions = self._several(batches)
+        return Run(batches, stamps, self.places(positions))
+
+    def _neighbours(self, batches: range) -> Places | None:
+        """Where the samples of whole batches lie, if they are neighbours in one shard and that is plain to see."""
+        size = self.rule.global_batch
+        if self.rule.place.world > 1 or batches.step > 1:
+            return None
+        order = self.reaching(self._behind(batches[-1]))
+        count = len(batches) * size
+        first = order.neighbours(self.position + batches[0] * size, count) if isinstance(order, EpochOrder) else None
+        if first is None:
+            return None
+        shard, row = first
+        return Places(np.full(count, shard, dtype=np.int64), np.arange(row, row + count, dtype=np.int64))
+
+    def _stamps(self, batches: range, size: int) -> list[Stamp]:
+        """Those of whole batches of which this rank has so many samples."""
+        ends = range(self._behind(batches[0]), self._behind(batches[-1]) + 1, batches.step * self.rule.global_batch)
+        epoch, stop = self.order.epoch, self.stop if self._cut_short else None
+        return [Stamp(epoch, end, size, stop) for end in ends]
+
     def _several(self, batches: range) -> tuple[list[Stamp], Int64s]:
         """Stamps and positions of some batches."""
         whole = batches if self._is_whole(batches[-1]) else batches[:-1]
@@ -271,9 +300,7 @@ class PassPlan(Generic[OrderT]):
         parts: list[Int64s] = []
         if len(whole):
             positions = self._whole(whole)
-            ends = range(self._behind(whole[0]), self._behind(whole[-1]) + 1, batches.step * self.rule.global_batch)
-            stop = self.stop if self._cut_short else None
-            stamps = [Stamp(self.order.epoch, end, len(positions) // len(whole), stop) for end in ends]
+            stamps = self._stamps(whole, len(positions) // len(whole))
             parts.append(positions)
         for batch in batches[len(whole) :]:
             parts.append(self.positions(batch))

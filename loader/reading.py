@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,10 +85,21 @@ class Reading:
         """As :meth:`batches`, in runs of about so many samples."""
         self._begin()
         for located in self.plan.runs(self._worker or ALONE, self._first):
-            for run in located.cut(samples):
-                if self._prefetch is not None:
-                    self._prefetch.reach(run.stamps[-1].end)
-                yield run
+            each = samples // max(located.stamps[0].size, 1)
+            yield from self._cut(located, repeat(each).__next__)
+
+    def runs_of(self, batches: Callable[[], int], most: int) -> Iterator[Run]:
+        """As :meth:`batches`, in runs of as many as ``batches`` says when one begins, at least one, and at most about
+        ``most`` samples."""
+        self._begin()
+        for located in self.plan.runs(self._worker or ALONE, self._first, most):
+            yield from self._cut(located, batches)
+
+    def _cut(self, located: Run, each: Callable[[], int]) -> Iterator[Run]:
+        for run in located.cut(each):
+            if self._prefetch is not None:
+                self._prefetch.reach(run.stamps[-1].end)
+            yield run
 
     def _begin(self) -> None:
         """Ask for what comes first, before anything is waited for."""

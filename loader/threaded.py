@@ -149,7 +149,7 @@ class Loader:
         if gather is None and self._collate is None and reads_runs(reading):
             columns = _TableRun(reading, self._slots, self._transfer)
             return Pipeline(
-                columns.of(reading.batches()),
+                columns.planned(),
                 columns,
                 threads=self._threads,
                 window=Window(4 * self._threads, self._prefetch),
@@ -271,9 +271,9 @@ class _TableRun:
         self._slots = slots
         self._transfer = transfer
         self._runs = ColumnRuns(reading, self._whole, Memory(run=slots.allocate))
-        self.of = self._runs.of
+        self.planned = self._runs.planned
 
-    def __call__(self, run: list[Any]) -> Many:
+    def __call__(self, run: Run) -> Many:
         with allocating(self._slots.allocate):
             made = self._runs(run)
         return made if self._transfer is None else _SentRun(made, self._transfer)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from .arrow_memory import bits, memory, numbers
 Get: TypeAlias = Callable[[int], Any]
 Rows: TypeAlias = npt.NDArray[np.int64]
 Many: TypeAlias = Callable[[Rows], "list[Any] | npt.NDArray[Any]"]
+Span: TypeAlias = Callable[[int, int], "list[Any] | npt.NDArray[Any]"]
 
 _INLINE = 12
 """Bytes of a value that fits its view."""
@@ -24,7 +26,8 @@ class Cells:
     """A column. ``array``: all values as one array whose first axis is the row, where none is null and all are alike.
 
     ``mutable``: whether values can be written into. ``stacked``: as ``array``, where values only happen to be alike.
-    ``many``: as ``get``, for many rows at once, where that is quicker: a list, or an array of objects.
+    ``many``: as ``get``, for many rows at once, where that is quicker: a list, or an array of objects. ``span``: the
+    same of neighbours, from one row to before another.
     """
 
     get: Get
@@ -32,6 +35,7 @@ class Cells:
     mutable: bool = False
     stacked: npt.NDArray[Any] | None = None
     many: Many | None = None
+    span: Span | None = None
 
 
 def array_cells(column: Any, values: npt.NDArray[Any], *, mutable: bool = False) -> Cells:
@@ -48,9 +52,10 @@ def flat_values(column: Any) -> npt.NDArray[Any] | None:
     import pyarrow as pa
 
     kind, types = column.type, pa.types
-    if types.is_integer(kind) or types.is_floating(kind):
-        stored = shown = np.dtype(kind.to_pandas_dtype())
-    elif types.is_timestamp(kind):
+    number = _number_types().get(kind.id)
+    if number is not None:
+        return numbers(column.buffers()[1], number, column.offset, len(column))
+    if types.is_timestamp(kind):
         stored = shown = np.dtype(f"M8[{kind.unit}]")
     elif types.is_duration(kind) or types.is_time64(kind):
         stored = shown = np.dtype(f"m8[{kind.unit}]")
@@ -65,6 +70,36 @@ def flat_values(column: Any) -> npt.NDArray[Any] | None:
     return numbers(column.buffers()[1], stored, column.offset, len(column)).astype(shown, copy=False)
 
 
+@cache
+def _number_types() -> Mapping[int, np.dtype[Any]]:
+    """What numpy calls Arrow's integers and floating-point numbers, by the type's number."""
+    import pyarrow as pa
+
+    names = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+    return {getattr(pa, name)().id: np.dtype(name) for name in names}
+
+
+@cache
+def flat_types() -> frozenset[int]:
+    """The numbers of Arrow's types of numbers, texts and bytes whose cells share nothing and hold no others."""
+    import pyarrow as pa
+
+    others = (pa.bool_(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    return frozenset((*_number_types(), *(kind.id for kind in others)))
+
+
+@cache
+def _bytes_types() -> Mapping[int, Any]:
+    import pyarrow as pa
+
+    return {pa.string().id: pa.binary(), pa.large_string().id: pa.large_binary()}
+
+
+def bytes_of_texts(kind: Any) -> Any:
+    """The type of bytes that texts of this type are stored as; ``None`` for what is no text of its own."""
+    return _bytes_types().get(kind.id)
+
+
 _WORTH_A_TAKE = 128
 """Texts, from which on a call of Arrow's library costs less than cutting them one by one."""
 
@@ -75,33 +110,37 @@ def text_cells(column: Any) -> Cells:
     at = offsets_of(column, pa.types.is_large_string(column.type))
     chars = memory(column.buffers()[2]).data
     valid = validity(column)
-    many = _texts(column, some_null(lambda rows: [str(chars[a:b], "utf-8") for a, b in both(rows)], valid))
+    span, many = _texts(column, some_null(lambda rows: [str(chars[a:b], "utf-8") for a, b in both(rows)], valid))
     both = spans(at)
     if valid is None:
-        return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8"), many=many)
-    return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8") if valid[i] else None, many=many)
+        return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8"), many=many, span=span)
+    return Cells(lambda i: str(chars[at[i] : at[i + 1]], "utf-8") if valid[i] else None, many=many, span=span)
 
 
-def _texts(column: Any, one_by_one: Many) -> Many:
+def _texts(column: Any, one_by_one: Many) -> tuple[Span, Many]:
     """Many texts, made by Arrow's library; where one is no UTF-8, as ``one_by_one`` has it (which raises)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     take = pc.get_function("array_take")
 
-    def many(rows: Rows) -> list[Any] | npt.NDArray[Any]:
-        first, last = int(rows[0]), int(rows[-1])
-        in_order = last - first == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
-        if not in_order and len(rows) < _WORTH_A_TAKE:
-            return one_by_one(rows)
-        picked = column.slice(first, len(rows)) if in_order else take.call([column, pa.array(rows)])
+    def span(first: int, end: int) -> list[Any] | npt.NDArray[Any]:
         try:
-            values: npt.NDArray[Any] = picked.to_numpy(zero_copy_only=False)
+            values: npt.NDArray[Any] = column.slice(first, end - first).to_numpy(zero_copy_only=False)
+        except (UnicodeDecodeError, pa.ArrowException):
+            return one_by_one(np.arange(first, end))
+        return values
+
+    def many(rows: Rows) -> list[Any] | npt.NDArray[Any]:
+        if len(rows) < _WORTH_A_TAKE:
+            return one_by_one(rows)
+        try:
+            values: npt.NDArray[Any] = take.call([column, pa.array(rows)]).to_numpy(zero_copy_only=False)
         except (UnicodeDecodeError, pa.ArrowException):
             return one_by_one(rows)
         return values
 
-    return many
+    return span, many
 
 
 def binary_cells(column: Any) -> Cells:

@@ -21,7 +21,7 @@ from ..grouping import grouped
 from ..sample import Sample
 from .abc import Damage
 from .arrow_cells import cells_of
-from .arrow_flat import Cells, Get
+from .arrow_flat import Cells, Get, bytes_of_texts
 from .arrow_weight import check_weight
 from .parquet_bounds import Bounds
 
@@ -90,9 +90,12 @@ class Window:
             if values is not None:
                 out[name] = values[places] if run else values.take(places, axis=0)
                 continue
-            if within is None:
-                within = rows - self.first
             try:
+                if run and cells.span is not None:
+                    out[name] = cells.span(places.start, places.stop)
+                    continue
+                if within is None:
+                    within = rows - self.first
                 out[name] = cells.many(within) if cells.many is not None else list(map(cells.get, within.tolist()))
             except ValueError as e:
                 raise self.damaged(f"column {name!r} of samples {rows.min()} to {rows.max()}", e, url) from e
@@ -284,14 +287,10 @@ def _checked_cells(column: Any, offset: int) -> tuple[Cells, int]:
     import pyarrow as pa
 
     try:
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid:
-            # A text that is no UTF-8 harms its own sample only; whatever else is wrong makes the bytes invalid too.
-            if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-                raise
-            large = pa.types.is_large_string(column.type)
-            column.view(pa.large_binary() if large else pa.binary()).validate(full=True)
+        # A text that is no UTF-8 harms its own sample only, which raises when it is made; whatever else is wrong makes
+        # the bytes invalid too.
+        stored = bytes_of_texts(column.type)
+        (column if stored is None else column.view(stored)).validate(full=True)
         check_weight(column)
         cells = cells_of(column)
         return cells, _cell_bytes(cells, column)
@@ -302,12 +301,10 @@ def _checked_cells(column: Any, offset: int) -> tuple[Cells, int]:
 
 
 def _cell_bytes(cells: Cells, column: Any) -> int:
-    import pyarrow as pa
-
     values = cells.array if cells.array is not None else cells.stacked
     if values is not None:
         return values.nbytes // len(column)
     stored = int(column.nbytes) // len(column)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if bytes_of_texts(column.type) is not None:
         return stored + _OBJECT
     return 8 * stored + 4 * _OBJECT

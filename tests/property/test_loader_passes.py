@@ -18,9 +18,9 @@ from loader.passes import BatchRule, PassPlan, Prefetch
 from loader.workers import Place, Worker
 
 
-def order_of(counts: list[int], seed: int, shuffle: bool = True) -> EpochOrder:
+def order_of(counts: list[int], seed: int, shuffle: bool = True, lanes: int = 3) -> EpochOrder:
     array = np.array(counts, dtype=np.int64)
-    plan = plan_lanes(array, array * 10, batch=8, lanes=3, seed=seed, shuffle=shuffle)
+    plan = plan_lanes(array, array * 10, batch=8, lanes=lanes, seed=seed, shuffle=shuffle)
     return EpochOrder(plan, seed=seed, epoch=1, block_shards=2, shuffle=shuffle)
 
 
@@ -69,6 +69,27 @@ def test_ranks_and_workers_share_what_one_reader_reads(
     if not pad:
         everything = np.concatenate([plan.positions(n) for plan in plans for n in range(batches)] or [np.zeros(0)])
         assert sorted(everything.tolist()) == list(range(position, plans[0].end))
+
+
+@given(COUNTS, st.booleans(), st.integers(1, 2), st.integers(1, 20), st.booleans(), st.data())
+def test_a_pass_in_order_is_what_its_positions_say(
+    counts: list[int], shuffle: bool, lanes: int, batch: int, pad: bool, data: st.DataObject
+) -> None:
+    order = order_of(counts, 0, shuffle, lanes)
+    position, count = data.draw(st.integers(0, order.total)), data.draw(st.integers(1, 50))
+    found = order.neighbours(position, count)
+    if position + count <= order.total:
+        shard, index = order.locate(np.arange(position, position + count))
+        together = bool((shard == shard[0]).all() and (np.diff(index) == 1).all())
+        assert found == ((shard[0], index[0]) if together and not shuffle and order.plan.lanes == 1 else None)
+    else:
+        assert found is None
+    assume(position < order.total)
+    plan = plan_of(order, batch, 0, 1, False, pad, position)
+    for number, stamp, places in plan.share(Worker(0, 1)):
+        shard, index = order.locate(plan.positions(number) % order.total)
+        assert (places.shard.tolist(), places.row.tolist()) == (shard.tolist(), index.tolist())
+        assert stamp == plan.stamp(number, len(index))
 
 
 @given(COUNTS, st.integers(1, 9), st.booleans(), st.booleans(), st.data())
