@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -114,35 +117,56 @@ def test_fixed_keys_have_no_others() -> None:
     assert not CredentialSource(Origin(anonymous=True)).renew(URL)
 
 
-def test_the_containers_endpoint(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
+class KeyService:
+    """A container's or an instance's service that gives keys: other ones each time. A context manager."""
 
-    names = iter(("first", "second"))
+    def __init__(self) -> None:
+        numbers = itertools.count(1)
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            ends = (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-            body = json.dumps(
-                {"AccessKeyId": next(names), "SecretAccessKey": "x", "Token": "t", "Expiration": ends}
-            ).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        class Answer(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                ends = (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+                if self.command == "PUT":  # IMDSv2 asks for a token first
+                    body = "a token"
+                elif self.path.endswith("/security-credentials/"):
+                    body = "a-role"
+                else:
+                    keys = {"AccessKeyId": f"number {next(numbers)}", "SecretAccessKey": "x", "Token": "t"}
+                    body = json.dumps({"Code": "Success", "Expiration": ends, **keys})
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+            do_GET = do_PUT = _answer
 
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{server.server_port}/keys")
-            source = CredentialSource(Origin())
-            assert source.keys(URL).access_key_id == "first"
-            assert source.renew(URL)
-            assert source.keys(URL).access_key_id == "second"
-        finally:
-            server.shutdown()
-            thread.join(30)
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Answer)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> KeyService:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(30)
+
+
+@pytest.mark.parametrize("place", ["container", "instance"])
+def test_a_service_on_the_machine(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with KeyService() as service:
+        if place == "container":
+            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.url}/keys")
+        else:
+            monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+            monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{service.url}/")
+        source = CredentialSource(Origin())
+        assert source.keys(URL).access_key_id == "number 1"
+        assert source.keys(URL).access_key_id == "number 1"
+        assert source.renew(URL)
+        assert source.keys(URL).access_key_id == "number 2"
