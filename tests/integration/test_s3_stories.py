@@ -88,7 +88,7 @@ def test_stories(seaweed: SeaweedServer, proxy: CountingProxy, s3_bucket: str, s
     with BlockingStore(f"s3://{s3_bucket}", seaweed.origin) as owner:
         owner.put("k", DATA[: told.chunks * CHUNK])
         for trouble in told.troubles:
-            proxy.faults.add(trouble.fault, method="GET", after=trouble.after, times=trouble.times)
+            proxy.faults.add(trouble.fault, method=trouble.method, after=trouble.after, times=trouble.times)
         outcomes = asyncio.run(main(owner))
     errors = [e for e in outcomes if isinstance(e, StoreError)]
     if told.survivable:
