@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,8 @@ import numpy.typing as npt
 from cachefs.errors import FormatError
 
 from .bins import Bins, Int64s, Layout, within
-from .documents import Documents, Row
+from .documentfield import Row, check_fit
+from .documents import Documents, disagree, unreadable
 from .pending import Pending
 
 IGNORED = -1
@@ -68,28 +70,32 @@ class BinReader:
         self._bins = bins
         self._outline = outline
         self._key = key
+        self._lock = threading.Lock()
+        self._made: Layout | None = None
 
-    @cached_property
     def _layout(self) -> Layout:
-        return self._bins.layout(self._key)  # not before a bin is read: a shard is opened to be counted as well
+        with self._lock:  # threads that read the same shard would each make it
+            if self._made is None:
+                self._made = self._bins.layout(self._key)  # not sooner: a shard is opened to be counted as well
+            return self._made
 
     def columns(self, rows: Int64s, url: str, fields: frozenset[str] | None) -> dict[str, Any]:
         """The fields of the bins ``rows``; all but the bounds are pending."""
         outline = self._outline
-        layout = self._layout
+        layout = self._layout()
         starts = layout.starts[rows]
         counts = layout.starts[rows + 1] - starts
         pieces = np.repeat(starts, counts) + within(counts)
         docs, firsts, sizes = (part[pieces].astype(np.int64) for part in (layout.docs, layout.firsts, layout.sizes))
         if not sizes.all():
-            self._documents.refuse(int(docs[int(np.argmin(sizes))]), url)
+            self._refuse(int(docs[int(np.argmin(sizes))]), url)
         wanted = [name for name in outline.dtypes if fields is None or name in fields]
         tokens = mask = None
         if outline.field in wanted or "labels" in wanted:
             tokens = self._values(self._documents, docs, firsts, sizes, url)
-            self._check(tokens.runs, url)
         if self._mask is not None and "labels" in wanted:
             mask = self._values(self._mask, docs, firsts, sizes, url)
+            self._check_mask(mask.runs, url)
         part = Pieces(outline, sizes, counts, tokens, mask)
         out: dict[str, Any] = {name: PackedField(part, name) for name in wanted}
         if fields is None or "cu_seqlens" in fields:
@@ -99,23 +105,36 @@ class BinReader:
     def _values(self, documents: Documents, docs: Int64s, firsts: Int64s, sizes: Int64s, url: str) -> Values:
         following = np.zeros(len(docs), np.int64)
         if self._outline.labels != "next":
-            return Values(documents.pieces(docs, firsts, sizes, url), np.zeros(len(docs), np.bool_), following)
+            runs = documents.pieces(docs, firsts, sizes, url)
+            if documents is self._documents:
+                check_fit(runs, self._outline.out.name, url)
+            return Values(runs, np.zeros(len(docs), np.bool_), following)
         goes_on = firsts + sizes < documents.lengths[docs]
         runs = documents.pieces(docs, firsts, sizes + goes_on, url)
+        if documents is self._documents:
+            check_fit(runs, self._outline.out.name, url)
         for k in np.flatnonzero(goes_on).tolist():
             following[k] = runs[k][-1]
             runs[k] = runs[k][:-1]
         return Values(runs, goes_on, following)
 
-    def _check(self, runs: list[Row], url: str) -> None:
-        out = self._outline.out
-        for kind in {run.dtype for run in runs}:
-            if not np.can_cast(kind, out, "safe"):
-                raise FormatError(
-                    f"holds tokens of dtype {kind}, not all of which out={out.name!r} can hold",
-                    url=url,
-                    hint="choose another dtype in Packing(out=...)",
-                )
+    def _refuse(self, doc: int, url: str) -> None:
+        """Raise why a document could not be read when the shard was indexed."""
+        sample, tokens = self._documents.why(doc, url)
+        if self._mask is not None:
+            _, mask = self._mask.why(doc, url)
+            if len(mask) != len(tokens):
+                raise disagree(self._mask.name, sample, len(mask), len(tokens), url)
+        raise unreadable(sample, url)
+
+    def _check_mask(self, runs: list[Row], url: str) -> None:
+        if any(run.dtype.kind in "if" and len(run) and run.min() < 0 for run in runs):
+            assert self._mask is not None  # its values these are
+            raise FormatError(
+                f"field {self._mask.name!r} has values below 0: it is no mask",
+                url=url,
+                hint="Packing(mask=...) names a field of 0 and 1, one for each token; stored labels are none",
+            )
 
 
 class Pieces:
@@ -210,7 +229,7 @@ class Pieces:
             at += count
             if used < length:
                 parts.append(padding[: length - used])
-        np.concatenate(parts, out=out, casting="safe")
+        np.concatenate(parts, out=out, casting="unsafe")  # all fit: that was checked
         self.laid = out
 
     def _fill_labels(self, out: npt.NDArray[Any]) -> None:

@@ -24,6 +24,7 @@ from ..permute import derive_array
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Method: TypeAlias = Literal["best_fit", "sequential"]
 
+_AT_ONCE = 1 << 18
 _WORD = 10
 """Bits of a level that number it within its word: a set of levels is a set of words, each a Python integer."""
 
@@ -45,10 +46,15 @@ class Patterns:
 def best_fit(histogram: Int64s, length: int) -> Patterns:
     """Best-fit decreasing of ``histogram[s]`` pieces of every size ``0 < s < length``; ``histogram`` has ``length``
     entries, of which the first does not count."""
+    present = np.flatnonzero(histogram)
+    return best_fit_of(present, histogram[present], length)
+
+
+def best_fit_of(different: Int64s, numbers: Int64s, length: int) -> Patterns:
+    """The same of ``numbers[k]`` pieces of each size ``different[k]``, which ascend."""
     room: dict[int, list[_Group]] = {}  # the bins by what is left of them
     levels = _Levels()
-    present = np.flatnonzero(histogram)[::-1]
-    for size, left in zip(present.tolist(), histogram[present].tolist(), strict=True):
+    for size, left in zip(different[::-1].tolist(), numbers[::-1].tolist(), strict=True):
         if size == 0:
             continue
         while left:
@@ -191,17 +197,44 @@ class Bins:
     @property
     def _whole(self) -> Int64s:
         """How many pieces of the full length each document has: bins of their own with best fit."""
-        whole: Int64s = np.maximum(self.lengths, 0).astype(np.int64) // self.length
+        whole: Int64s = self._readable()
+        whole //= self.length
         return whole
 
     @property
     def _rest(self) -> Int64s:
-        rest: Int64s = np.maximum(self.lengths, 0).astype(np.int64) % self.length
+        rest: Int64s = self._readable()
+        rest %= self.length
         return rest
+
+    def _readable(self) -> npt.NDArray[Any]:
+        """The lengths of those that could be read, of the others 0: a new array."""
+        wide = np.dtype(np.int32 if np.can_cast(self.lengths.dtype, np.int32) else np.int64)
+        lengths = self.lengths.astype(wide)
+        return np.maximum(lengths, 0, out=lengths)
 
     @cached_property
     def _patterns(self) -> Patterns:
-        return best_fit(np.bincount(self._rest, minlength=self.length), self.length)
+        rest = self._rest
+        if len(rest) < self.length // 16:  # a histogram would have more entries than there are documents
+            return best_fit_of(*np.unique(rest, return_counts=True), self.length)
+        return best_fit(np.bincount(rest, minlength=self.length), self.length)
+
+    @cached_property
+    def pieces(self) -> int:
+        """How many pieces all bins have; with the sequential method no more than that."""
+        if self.method == "best_fit":
+            cut = int(self._whole.sum(dtype=np.int64)) + np.count_nonzero(self._rest)
+        else:
+            cut = np.count_nonzero(self.lengths > 0) + -(-self.tokens // self.length)
+        return int(cut) + len(self.unreadable)
+
+    @property
+    def layout_bytes(self) -> int:
+        """The memory of a :meth:`layout`; while it is made it takes some 45 bytes for each document."""
+        longest = int(self.lengths.max(initial=0))
+        piece = sum(least_dtype(most).itemsize for most in (len(self.lengths), longest, self.length))
+        return (self.count + 1) * 8 + self.pieces * piece
 
     @cached_property
     def tokens(self) -> int:
@@ -239,50 +272,60 @@ class Bins:
             np.concatenate([cut.sizes, np.zeros(len(bad), cut.sizes.dtype)]),
         )
 
-    def _made(self, starts: Int64s, docs: Int64s, firsts: Int64s, sizes: Int64s) -> Layout:
+    def _best_fit(self, key: int | None) -> Layout:
+        whole, remains, patterns = self._whole, self._rest, self._patterns
+        number, place = least_dtype(len(self.lengths)), _signed(self.pieces)
+        rest = np.flatnonzero(remains).astype(number)
+        rest = rest if key is None else rest[_shuffled(key, len(rest))]
+        rest = rest[_by_size(remains[rest], self.length)]
+        del remains
+        group = np.repeat(np.arange(len(patterns.counts), dtype=place), patterns.counts)
+        pieces = np.diff(patterns.starts).astype(place)[group]
+        at = np.repeat(patterns.starts.astype(place)[group], pieces)
+        at += within(pieces, place)
+        sizes = patterns.sizes.astype(least_dtype(self.length))[at]
+        del at, group
+        takes = np.empty_like(rest)
+        takes[_by_size(sizes, self.length)] = rest
+        del rest
+        long = np.flatnonzero(whole)
+        docs = np.repeat(long.astype(number), whole[long])
         longest = int(self.lengths.max(initial=0))
+        firsts = within(whole[long], _signed(max(self.pieces, longest)))
+        firsts *= self.length
+        starts = np.empty(len(docs) + len(pieces) + 1, np.int64)
+        starts[: len(docs) + 1] = np.arange(len(docs) + 1)
+        np.cumsum(pieces, out=starts[len(docs) + 1 :])
+        starts[len(docs) + 1 :] += len(docs)
+        del pieces
+        after = whole[takes]
+        after *= self.length
         return Layout(
             starts,
-            docs.astype(least_dtype(len(self.lengths))),
-            firsts.astype(least_dtype(longest)),
-            sizes.astype(least_dtype(self.length)),
-        )
-
-    def _best_fit(self, key: int | None) -> Layout:
-        whole, patterns = self._whole, self._patterns
-        long = np.flatnonzero(whole)
-        docs = np.repeat(long, whole[long])
-        firsts = within(whole[long]) * self.length
-        group = np.repeat(np.arange(len(patterns.counts)), patterns.counts)
-        pieces = np.diff(patterns.starts)[group]
-        sizes = patterns.sizes[np.repeat(patterns.starts[group], pieces) + within(pieces)]
-        places = _by_size(sizes, self.length)
-        rest = np.flatnonzero(self._rest)
-        rest = rest if key is None else rest[_shuffled(key, len(rest))]
-        takes = np.empty_like(rest)
-        takes[places] = rest[_by_size(self._rest[rest], self.length)]
-        return self._made(
-            np.concatenate([np.arange(len(docs)), len(docs) + np.cumsum(np.concatenate([[0], pieces]))]),
             np.concatenate([docs, takes]),
-            np.concatenate([firsts, whole[takes] * self.length]),
-            np.concatenate([np.full(len(docs), self.length), sizes]),
+            np.concatenate([firsts, after], dtype=least_dtype(longest), casting="unsafe"),
+            np.concatenate([np.full(len(docs), self.length, sizes.dtype), sizes]),
         )
 
     def _sequential(self, key: int | None) -> Layout:
-        docs = np.flatnonzero(self.lengths > 0)
+        docs = np.flatnonzero(self.lengths > 0).astype(least_dtype(len(self.lengths)))
         docs = docs if key is None else docs[_shuffled(key, len(docs))]
-        ends = np.cumsum(self.lengths[docs], dtype=np.int64)
+        place = _signed(self.tokens)
+        ends = np.cumsum(self.lengths[docs], dtype=place)
         begins = ends - self.lengths[docs]
-        cuts = np.arange(0, self.tokens, self.length)
-        edges = np.sort(np.concatenate([begins, cuts]), kind="stable")
-        edges = edges[np.diff(edges, prepend=-1) > 0]
-        which = np.searchsorted(begins, edges, side="right") - 1
-        return self._made(
-            np.append(np.searchsorted(edges, cuts), len(edges)),
-            docs[which],
-            edges - begins[which],
-            np.diff(edges, append=self.tokens),
-        )
+        del ends
+        cuts = np.arange(0, self.tokens, self.length, dtype=place)
+        edges = np.concatenate([begins, cuts])
+        edges.sort(kind="stable")
+        edges = edges[np.diff(edges, prepend=place.type(-1)) > 0]
+        starts = np.append(np.searchsorted(edges, cuts), len(edges))
+        # each document begins at an edge, so it goes on until the next one that begins
+        begun = np.searchsorted(edges, begins)
+        spans = np.diff(begun, append=len(edges)).astype(place)
+        del begun, cuts
+        firsts = (edges - np.repeat(begins, spans)).astype(least_dtype(int(self.lengths.max(initial=0))))
+        sizes = np.diff(edges, append=place.type(self.tokens)).astype(least_dtype(self.length))
+        return Layout(starts, np.repeat(docs, spans), firsts, sizes)
 
 
 def least_dtype(most: int) -> np.dtype[Any]:
@@ -290,10 +333,17 @@ def least_dtype(most: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if most < 1 << 16 else np.uint32 if most < 1 << 32 else np.int64)
 
 
-def within(counts: Int64s) -> Int64s:
+def _signed(most: int) -> np.dtype[Any]:
+    return np.dtype(np.int32 if most < 1 << 31 else np.int64)
+
+
+def within(counts: Int64s, dtype: npt.DTypeLike = np.int64) -> Int64s:
     """0, 1, 2 ... for each of ``counts``, one after the other."""
-    ends = np.cumsum(counts)
-    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+    ends = np.cumsum(counts, dtype=dtype)
+    numbers: Int64s = np.arange(int(ends[-1]) if len(ends) else 0, dtype=dtype)
+    ends -= counts
+    numbers -= np.repeat(ends, counts)
+    return numbers
 
 
 def _by_size(sizes: Int64s, length: int) -> Int64s:
@@ -304,4 +354,8 @@ def _by_size(sizes: Int64s, length: int) -> Int64s:
 
 def _shuffled(key: int, n: int) -> Int64s:
     """A permutation of ``range(n)`` that follows from the key alone, on every machine."""
-    return np.argsort(derive_array(key, np.arange(n)), kind="stable")
+    keys = np.empty(n, np.uint64)
+    for at in range(0, n, _AT_ONCE):  # deriving them takes some times their memory
+        part = keys[at : at + _AT_ONCE]
+        part[:] = derive_array(key, np.arange(at, at + len(part)))
+    return np.argsort(keys, kind="stable")

@@ -24,7 +24,8 @@ from .abc import Format, Objects, Opened, SampleIndex
 from .binread import BinReader, Outline
 from .bins import Bins, Method
 from .derived import Derived, DerivedIndex, View
-from .documents import DocumentField, Documents, Found
+from .documentfield import DocumentField, Found
+from .documents import KEPT, Documents, Places
 from .dtypes import integer_name
 from .pending import Pending
 
@@ -32,13 +33,11 @@ if TYPE_CHECKING:
     from cachefs.client import Client
 
 _VERSION = 1
+_KEPT_VERSION = 2
 _SUM = 8
 _PACKING = 0x7061636B696E67
 _LONGEST = 1 << 24
 _ADDED = ("labels", "position_ids", "document_ids", "cu_seqlens", "max_seqlen", "__id__", "__repeat__")
-_PIECE_BYTES = 12
-_PLACE_BYTES = 16
-"""Memory for where a document lies, while its shard is open: in bins, and in a sample that has several."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +143,13 @@ class Packing(View):
 @dataclass(slots=True)
 class PackedIndex(DerivedIndex):
     """The number of bins, and what they are made of. ``documents``: how many each stored sample has, where that may be
-    several."""
+    several; ``endless``: the token that ends them is nowhere; ``remark``: what the user should hear of that."""
 
     inner: SampleIndex
     bins: Bins
     documents: npt.NDArray[Any] | None = None
+    endless: bool = False
+    remark: str = ""
 
     def __len__(self) -> int:
         return self.bins.count
@@ -162,7 +163,9 @@ class PackedIndex(DerivedIndex):
         """Those of the stored samples, and how many of them could not be read."""
         notes: tuple[str, ...] = tuple(self.inner.notes)
         bad = len(self.bins.unreadable)
-        return (*notes, f"{bad} document(s) cannot be read, each counts as a damaged sample") if bad else notes
+        if bad:
+            notes = (*notes, f"{bad} document(s) cannot be read, each counts as a damaged sample")
+        return (*notes, self.remark) if self.remark else notes
 
     @property
     def skipped(self) -> int:  # type: ignore[override]
@@ -172,7 +175,9 @@ class PackedIndex(DerivedIndex):
     def to_bytes(self) -> bytes:
         lengths = self.bins.lengths
         counts = b"" if self.documents is None else self.documents.astype("<i8").tobytes()
-        body = msgspec.msgpack.encode(_Kept(_VERSION, lengths.itemsize == 8, lengths.tobytes(), counts))
+        body = msgspec.msgpack.encode(
+            _Kept(_KEPT_VERSION, lengths.itemsize == 8, lengths.tobytes(), counts, self.endless)
+        )
         return chunk_digest(body).to_bytes(_SUM, "little") + body
 
 
@@ -181,6 +186,7 @@ class _Kept(msgspec.Struct, array_like=True):
     wide: bool
     lengths: bytes
     documents: bytes
+    endless: bool
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ class Packed(Derived):
     def documents(self) -> DocumentField:
         """Where the documents are."""
         it = self.packing
-        return DocumentField(self.inner, self.inner.canonical(it.field), it.dtype, it.eos_id)
+        return DocumentField(self.inner, self.inner.canonical(it.field), it.dtype, it.eos_id, out=it.out)
 
     @cached_property
     def _mask(self) -> DocumentField | None:
@@ -216,7 +222,15 @@ class Packed(Derived):
     def identity(self) -> str:
         it = self.packing  # the other options change no sample's place
         packed = f"{it.length} {it.field} {it.method} {it.eos_id} {it.dtype}"
+        if it.mask is not None:  # documents whose masks are damaged have samples of their own
+            packed += f" {it.mask}"
         return f"{self.inner.name} {self.inner.identity()} packed {_VERSION} {packed}"
+
+    @property
+    def kept_as(self) -> str:
+        it = self.packing  # lengths are kept, whatever bins they make
+        inner = self.inner.kept_as if isinstance(self.inner, Derived) else self.inner.identity()
+        return f"documents {it.field} {it.eos_id} {it.dtype} {it.mask} {it.out} of {self.inner.name} {inner}"
 
     def in_epoch(self, seed: int, epoch: int) -> Packed:
         return replace(self, inner=self.inner.in_epoch(seed, epoch), key=derive(seed_key(seed), epoch, _PACKING))
@@ -226,11 +240,13 @@ class Packed(Derived):
     ) -> Opened:
         opened = Derived.open(self, objects, url, index=index, unpacked=unpacked, part=part)
         index = opened.index
-        stored, found = Opened(opened.source, index.inner), Found(index.bins.lengths, index.documents)
-        mask = None if self._mask is None else Documents(self._mask, stored, found)
-        reader = BinReader(Documents(self.documents, stored, found), mask, index.bins, self._outline, self.key)
-        each = _PIECE_BYTES + (0 if index.documents is None else _PLACE_BYTES)
-        private = opened.private_bytes + each * len(index.bins.lengths)
+        stored, lengths = Opened(opened.source, index.inner), index.bins.lengths
+        places = Places.of(Found(lengths, index.documents))
+        mask = None if self._mask is None else Documents(self._mask, stored, lengths, places)
+        documents = Documents(self.documents, stored, lengths, places)
+        reader = BinReader(documents, mask, index.bins, self._outline, self.key)
+        kept = min(KEPT, int(np.maximum(lengths, 0).max(initial=0)) * 8) * (1 if mask is None else 2)
+        private = opened.private_bytes + index.bins.layout_bytes + places.nbytes + kept
         return Opened(_Source(opened.source, reader), index, private)
 
     def bins_of(self, objects: Objects, url: str) -> list[Bins]:
@@ -240,7 +256,11 @@ class Packed(Derived):
         return [self.open(objects, url, part=part).index.bins for part in parts]
 
     def derive(self, opened: Opened, url: str) -> PackedIndex:
-        return self._packed(opened.index, *self.documents.find(opened, url))
+        found = self.documents.find(opened, url)
+        if self._mask is not None:
+            sizes, masked = found.samples(), self._mask.find(opened, url).lengths
+            found = found.without((sizes > 0) & (masked != sizes))
+        return self._packed(opened.index, found)
 
     def recall(self, raw: bytes, inner: Any) -> PackedIndex:
         body = raw[_SUM:]
@@ -250,7 +270,7 @@ class Packed(Derived):
             kept = msgspec.msgpack.decode(body, type=_Kept)
         except msgspec.MsgspecError as e:
             raise ValueError(f"no kept lengths: {e}") from e
-        if kept.version != _VERSION:
+        if kept.version != _KEPT_VERSION:
             raise ValueError(f"kept lengths of version {kept.version}")
         lengths = np.frombuffer(kept.lengths, "<i8" if kept.wide else "<i4")
         counts = np.frombuffer(kept.documents, "<i8") if self.packing.eos_id is not None else None
@@ -259,12 +279,22 @@ class Packed(Derived):
             raise ValueError("kept lengths of another shard")
         if counts is not None and ((counts < 1).any() or counts.sum() != len(lengths)):
             raise ValueError("kept lengths whose counts do not agree")
-        return self._packed(inner, lengths, counts)
+        return self._packed(inner, Found(lengths, counts, kept.endless))
 
-    def _packed(self, inner: Any, lengths: npt.NDArray[Any], counts: npt.NDArray[Any] | None) -> PackedIndex:
+    def _packed(self, inner: Any, found: Found) -> PackedIndex:
+        lengths = found.lengths
         narrow = np.dtype("<i4") if int(lengths.max(initial=0)) < 1 << 31 else np.dtype("<i8")
         bins = Bins(lengths.astype(narrow), self.packing.length, self.packing.method)
-        return PackedIndex(inner, bins, counts)
+        return PackedIndex(inner, bins, found.counts, found.endless, self._remark(found))
+
+    def _remark(self, found: Found) -> str:
+        it = self.packing
+        if found.endless:
+            return f"no token is {it.eos_id}, the one that ends documents (Packing(eos_id=...))"
+        if it.eos_id is None and len(found.lengths) == 1 and found.lengths[0] > it.length:
+            tokens = int(found.lengths[0])
+            return f"it is one document of {tokens} tokens; if it is several, Packing(eos_id=...) tells where they end"
+        return ""
 
     def keeps_state(self, source: _Source) -> bool:
         return self.inner.keeps_state(source.stored)
