@@ -19,6 +19,7 @@ from .columns import ColumnGather, has_repeats, reads_columns
 from .dealing import check_whole
 from .formats import Format, Tokens
 from .gathered import GatheredRun
+from .groups import Many
 from .members import MemberGather, reads_members
 from .mixturereader import SOURCE, MixtureReader
 from .mixturerows import JointPool
@@ -65,9 +66,11 @@ class Batches(IterableDataset[Any]):
     def _read(self, claim: Start | None) -> Iterator[Any]:
         check_whole()
         with self.dataset.begin_pass(claim) as reading:
-            for out, (batch, size) in _made(reading, self.collate_fn):
-                reading.handed_out(batch, size, size)
-                yield out
+            for many in _made(reading, self.collate_fn):
+                for out, (batch, size) in many:
+                    reading.handed_out(batch, size, size)
+                    yield out
+                del many
             reading.finished()
 
     def set_epoch(self, epoch: int) -> None:
@@ -83,22 +86,20 @@ class Batches(IterableDataset[Any]):
         self.dataset.load_state_dict(state)
 
 
-def _made(reading: Reading, collate_fn: Collate | None) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """The batches of a pass, each with its number and size, made by whoever iterates."""
+def _made(reading: Reading, collate_fn: Collate | None) -> Iterator[Many]:
+    """The batches of a pass, some at a time, made by whoever iterates."""
     gather = token_gather(reading, collate_fn) if allocates_privately() else None
     if gather is not None:
         for tokens in reading.runs(max(1, RUN_BYTES // max(gather.sample_bytes, 1))):
-            yield from GatheredRun(gather.gather(tokens.places, allocator()), tokens)
+            yield GatheredRun(gather.gather(tokens.places, allocator()), tokens)
         return
     whole = batch_reader(reading, collate_fn)
     if collate_fn is None and reads_runs(reading):
         memory = Memory() if allocates_privately() else Memory(each=allocator())
         runs = ColumnRuns(reading, whole, memory)
-        for run in runs.planned():
-            yield from runs(run)
+        yield from map(runs, runs.planned())
         return
-    for batch, stamp, places in reading.batches():
-        yield whole(batch, stamp, places), (batch, stamp.size)
+    yield ((whole(batch, stamp, places), (batch, stamp.size)) for batch, stamp, places in reading.batches())
 
 
 def batch_reader(reading: Reading, collate_fn: Collate | None) -> Callable[[int, Stamp, Places], Any]:
