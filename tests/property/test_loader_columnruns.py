@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import loader
-from cachefs.errors import MissingField
+from cachefs.errors import FormatError, MissingField
 from loader.columnruns import RUN_BYTES, RUN_ROWS, fitting
 from loader.columns import ColumnGather
 from loader.formats import Npy
@@ -203,6 +203,21 @@ def test_an_error_is_raised_in_its_place(tmp_path: Path) -> None:
                 seen += len(batch["long"])
         assert seen == 100
         ds.load_state_dict(loader.ShardDataset(tmp_path, batch_size=4, fields=["long"], shuffle=False).state_dict())
+
+
+def test_a_text_that_is_no_utf8_harms_its_own_batch_only(tmp_path: Path) -> None:
+    stored = [b"text %d" % number for number in range(100)]
+    stored[57] = b"\xff\xfe"
+    batch = pa.record_batch({"text": pa.array(stored, pa.binary()).view(pa.string())})
+    with pa.ipc.new_file(tmp_path / "0.arrow", batch.schema) as out:
+        out.write_batch(batch)
+    for through in (loader.ShardDataset.batched, loader.Loader):
+        ds = loader.ShardDataset(tmp_path, batch_size=4, shuffle=False)
+        texts: list[str] = []
+        with pytest.raises(FormatError, match=r"column 'text' of samples 56 to 59.*invalid start byte"):
+            for read in through(ds):
+                texts += read["text"]
+        assert texts == [f"text {number}" for number in range(56)]
 
 
 def test_workers_send_each_batch_by_itself(tmp_path: Path) -> None:
