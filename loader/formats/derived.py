@@ -91,16 +91,24 @@ class Derived(Format):
         """What is kept beside the shard, else what is derived now. All of a shard is kept from now on; its parts are
         kept together, once all of them are known."""
         name = self._name(part is not None)
+        if part is not None:
+            known = self._recall_part(_kept_parts(objects, url, name), part, opened.index)
+            return self.derive(opened, url) if known is None else known
         kept = objects.kept(url, name)
         if kept is not None:
             try:
-                return self.recall(kept if part is None else _part_of(kept, part), opened.index)
+                return self.recall(kept, opened.index)
             except ValueError:
                 pass  # an older version's, or damaged: it is only a shortcut
         index = self.derive(opened, url)
-        if part is None:
-            objects.keep(url, name, index.to_bytes)
+        objects.keep(url, name, index.to_bytes)
         return index
+
+    def _recall_part(self, kept: Sequence[bytes], part: int, inner: Any) -> DerivedIndex | None:
+        try:
+            return self.recall(kept[part], inner) if part < len(kept) else None
+        except ValueError:
+            return None  # as above
 
     def _name(self, in_parts: bool) -> str:
         return f"{'parts' if in_parts else 'view'}-{name_digest(self.kept_as)}"
@@ -109,13 +117,20 @@ class Derived(Format):
         stored = self.inner.parts(objects, url)
         if stored is None:
             return None
+        name = self._name(True)
+        known = _kept_parts(objects, url, name)
         counts: list[int] = []
         kept: list[bytes] = []
         for part, count in enumerate(stored):
-            index = self.open(objects, url, part=part).index if count else None
+            # what is kept tells how many there are, so that the part itself need not be opened
+            index = self._recall_part(known, part, range(count)) if count else None
+            if index is None and count:
+                opened = self.inner.open(objects, url, part=part)
+                index = self.derive(opened, url)
             counts.append(0 if index is None else len(index))
             kept.append(b"" if index is None else index.to_bytes())
-        objects.keep(url, self._name(True), lambda: msgspec.msgpack.encode(kept))
+        if kept != known:
+            objects.keep(url, name, lambda: msgspec.msgpack.encode(kept))
         return counts
 
     def index(self, data: Bytes, url: str, ready: Ready = all_there) -> SampleIndex:
@@ -143,11 +158,24 @@ class Derived(Format):
         return self.inner.options()
 
 
-def _part_of(kept: bytes, part: int) -> bytes:
+def _kept_parts(objects: Objects, url: str, name: str) -> Sequence[bytes]:
+    """What is kept of a shard's parts, each for :meth:`Derived.recall`; nothing where there is none. Read once for the
+    parts that are opened one after the other: it is of all of them."""
+
+    def read() -> list[bytes]:
+        kept = objects.kept(url, name)
+        if kept is None:
+            raise _NothingKept  # not to be remembered: it may be there soon
+        try:
+            return msgspec.msgpack.decode(kept, type=list[bytes])
+        except msgspec.MsgspecError as e:
+            raise _NothingKept from e
+
     try:
-        parts = msgspec.msgpack.decode(kept, type=list[bytes])
-    except msgspec.MsgspecError as e:
-        raise ValueError(f"no kept parts: {e}") from e
-    if part >= len(parts):
-        raise ValueError(f"{len(parts)} kept parts")
-    return parts[part]
+        return objects.recalled(url, name, read)
+    except _NothingKept:
+        return ()
+
+
+class _NothingKept(Exception):
+    pass

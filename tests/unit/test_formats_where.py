@@ -481,6 +481,9 @@ class FakeObjects:
     def keep(self, url: str, name: str, make: Any) -> None:
         self.beside[name] = make()
 
+    def recalled(self, url: str, name: str, make: Any) -> Any:
+        return make()
+
 
 class TestWhatIsKeptBeside:
     def tar(self, folder: Path) -> FakeObjects:

@@ -615,6 +615,9 @@ class _Objects:
     def keep(self, url: str, name: str, make: Callable[[], bytes]) -> None:
         self.attached.setdefault(name, make())
 
+    def recalled(self, url: str, name: str, make: Callable[[], Any]) -> Any:
+        return make()
+
 
 @pytest.mark.parametrize("eos", [None, 0])
 def test_lengths_are_kept_beside_the_shard(eos: int | None, tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ class Objects:
         self.attached: dict[str, bytes] = {}
         self.asked: list[str] = []
 
+    def forget(self) -> None:
+        """As in another process: only what is kept beside the objects is known."""
+        self._recalled.clear()
+        self.asked.clear()
+
     def map(self, url: str, stat: Any = None) -> Mapped:
         return Mapped(self._data)
 
@@ -228,6 +233,33 @@ def test_a_field_that_is_nowhere_is_looked_for_once(tmp_path: Path, monkeypatch:
     with pytest.raises(MissingField, match="fields present: text"):
         len(ShardDataset(path, batch_size=1, packing=Packing(LENGTH)))
     assert len(whole) == 1
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_what_is_kept_of_all_parts_is_read_once(
+    tmp_path: Path, filtered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"tokens": [[1, 2, 3]] * 60}), path, row_group_size=3)
+    objects: Any = Objects(path.read_bytes())
+    inner: Format = formats.Parquet()
+    if filtered:
+        inner = loader.Where(lambda sample: True, fields=["tokens"], name="all").over(inner)
+    kind: Any = Packing(LENGTH).over(inner)
+    counts = kind.parts(objects, "x")
+    assert counts == [2] * 20
+    made = dict(objects.attached)
+    objects.forget()
+
+    def never(*args: Any) -> Any:
+        raise AssertionError("it is known already")
+
+    for cls in {type(kind), type(inner)} - {formats.Parquet}:
+        monkeypatch.setattr(cls, "derive", never)
+    assert [len(kind.open(objects, "x", part=part).index) for part in range(20)] == counts
+    assert kind.parts(objects, "x") == counts
+    assert len(objects.asked) == len(set(objects.asked)) == 1 + filtered
+    assert objects.attached == made
 
 
 def test_lengths_are_kept_for_any_bins() -> None:
