@@ -40,7 +40,7 @@ def test_lengths_are_found_once(
     with node(tmp_path, replace(seaweed.origin)) as here:
         first = read(here)
         assert sorted(token for row in first for token in row if token) == [token for doc in DOCS for token in doc]
-        kept = f"{name}-{name_digest(PACKING.over(kind).identity())}"
+        kept = f"{name}-{name_digest(PACKING.over(kind).kept_as)}"
         with here.client().open(f"s3://{s3_bucket}/p/0.{suffix}") as shard:
             assert shard.attachment(kept) is not None
         assert read(here) == first
