@@ -1,8 +1,9 @@
 """Length packing: documents of any number of tokens as samples of one length (:class:`Packing`).
 
 A sample is one bin (:mod:`.bins`). The bins of a shard, or of a part of it, hold its own documents only, so their
-number follows from the shard and the options, and the order deals with bins as with any samples. Which documents share
-a bin is drawn anew in each shuffled epoch.
+number follows from the shard and the options, and the order deals with bins as with any samples. In each shuffled epoch
+documents are packed anew: with ``"sequential"`` in an order of its own, with ``"best_fit"`` those of one length change
+places.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Packing(View):
     ends with this token. ``method``: ``"best_fit"`` keeps documents whole (those longer than ``length`` are cut into
     pieces of it, and what is left of them is packed like others) and leaves little padding; ``"sequential"`` lays them
     end to end and cuts where a sample is full, which leaves padding in a shard's last sample alone. Every token of
-    every document is in exactly one sample of an epoch.
+    every document is in exactly one sample of an epoch; the samples that fill no last batch are left out with the data
+    set's ``drop_last=True``, its default. Where documents of a shard differ in length, best fit gives the same
+    neighbours in each epoch; sequential mixes all of them.
 
     A sample has these fields, each of shape ``(length,)`` but the last:
 
@@ -65,7 +68,10 @@ class Packing(View):
       for variable lengths of flash-attention take it (:func:`loader.pack_batch` joins those of a batch).
 
     A *segment* is a document, or the piece of one that lies in the sample; padding is a last segment of its own.
-    ``dtype``: what a field of bytes holds (``"uint16"``), where the format does not say that it is an array.
+    ``dtype``: what a field of bytes holds (``"uint16"``), where the format does not say that it is an array. ``out``:
+    has to hold every token of the stored dtype; of stored 64 bits, which say nothing of the vocabulary, the tokens
+    themselves. While a shard is open it takes about 8 to 16 bytes of memory for each document, and 45 more while its
+    bins are made.
     Raises ``ConfigError`` for options that make no sense.
     """
 
