@@ -29,8 +29,8 @@ def pack_batch(batch: Mapping[str, Any]) -> Batch:
         raise DataError(
             f"a batch without the field {BOUNDS!r} has no segments", hint="pack_batch is for ShardDataset(packing=...)"
         )
-    stacked = bounds.cpu() if isinstance(bounds, torch.Tensor) else bounds
-    rows = [np.asarray(row) for row in stacked]
+    stacked = bounds.cpu() if isinstance(bounds, torch.Tensor) else bounds  # in one step, not row by row
+    rows = [np.asarray(row.cpu() if isinstance(row, torch.Tensor) else row) for row in stacked]
     length = int(rows[0][-1])
     if len(rows) * length >= 1 << 31:
         raise DataError(f"{len(rows)} rows of {length} tokens are too many for bounds of 32 bits")

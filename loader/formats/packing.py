@@ -70,7 +70,7 @@ class Packing(View):
     A *segment* is a document, or the piece of one that lies in the sample; padding is a last segment of its own.
     ``dtype``: what a field of bytes holds (``"uint16"``), where the format does not say that it is an array. ``out``:
     has to hold every token of the stored dtype; of stored 64 bits, which say nothing of the vocabulary, the tokens
-    themselves. While a shard is open it takes about 8 to 16 bytes of memory for each document, and 45 more while its
+    themselves. While a shard is open it takes 10 to 25 bytes of memory for each document, and 45 more while its
     bins are made.
     Raises ``ConfigError`` for options that make no sense.
     """
