@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from cachefs.errors import FormatError
 
-from .bins import Bins, Int64s, Layout, within
+from .bestfit import Int64s
+from .bins import Bins, Layout, within
 from .documentfield import Row, check_fit
 from .documents import Documents, disagree, unreadable
 from .pending import Pending

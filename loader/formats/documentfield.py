@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cachefs.errors import ConfigError, DataError, FormatError, MissingField
 
 from .abc import Format, Joined, Opened
-from .bins import Int64s
+from .bestfit import Int64s
 
 Row = npt.NDArray[Any]
 TOKENS = "iu"

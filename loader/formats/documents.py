@@ -12,7 +12,8 @@ import numpy.typing as npt
 from cachefs.errors import FormatError
 
 from .abc import Joined, Opened
-from .bins import Int64s, least_dtype
+from .bestfit import Int64s
+from .bins import least_dtype
 from .documentfield import DocumentField, Found, Row
 
 KEPT = 32 << 20

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.formats.bins import Bins, Layout, Method, best_fit
+from loader.formats.bestfit import best_fit
+from loader.formats.bins import Bins, Layout, Method
 
 METHODS: tuple[Method, ...] = ("best_fit", "sequential")
 LENGTHS = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 70), st.just(16), st.just(-1)), max_size=60)
