@@ -240,7 +240,8 @@ class Engine:
 
     async def _hold(self, key: EntryKey, size: int, *, ahead: bool = False) -> Holding:
         holding = self._holdings.hit(key) or await self._holdings.find(key)
-        self._metrics.add("open_misses" if holding is None else "open_hits")
+        if not ahead:
+            self._metrics.add("open_misses" if holding is None else "open_hits")
         if holding is None:
             if self.plans.any:
                 await self._holdings.drop_idle()  # they may be what is to go first

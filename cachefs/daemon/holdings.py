@@ -6,9 +6,10 @@ worker), and then costs no look at the disk. Such an idle one is dropped at once
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ..clock import Clock
@@ -58,6 +59,7 @@ class Holdings:
         self._clock = clock
         self._by_key: dict[EntryKey, Holding] = {}
         self._idle: OrderedDict[Holding, None] = OrderedDict()
+        self._retiring: set[asyncio.Future[None]] = set()
         self._making: SingleFlight[Holding | None] = SingleFlight()
 
     def hit(self, key: EntryKey) -> Holding | None:
@@ -115,10 +117,14 @@ class Holdings:
         await self._drop([h for i, h in enumerate(self._idle) if i < surplus or now - h.idle_since >= IDLE_SECONDS])
 
     async def drop_idle(self) -> bool:
-        """Drop everything idle; False if there was nothing."""
-        idle = list(self._idle)
-        await self._drop(idle)
-        return bool(idle)
+        """Drop everything idle, and return once that and what others just dropped is free to go; False if there was
+        nothing."""
+        if self._idle:
+            self._drop(list(self._idle))
+        retiring = list(self._retiring)
+        if retiring:
+            await asyncio.wait(retiring)
+        return bool(retiring)
 
     async def close(self) -> None:
         """Drop everything. Idempotent."""
@@ -140,7 +146,7 @@ class Holdings:
     def _keep(self, key: EntryKey, held: Held) -> Holding:
         known = self._by_key.get(key)
         if known is not None and known.entry is held.entry:
-            self._disk.later(held.discard)  # somebody else was a moment faster
+            self._retire(held.discard)  # somebody else was a moment faster
             return known
         if known is not None:
             self._forget(known)
@@ -158,4 +164,11 @@ class Holdings:
         """Give back leases and descriptors in a thread; need not be awaited."""
         for holding in holdings:
             self._forget(holding)
-        return self._disk.later(*(partial(self._disk.retire, h.key, h.held) for h in holdings))
+        return self._retire(*(partial(self._disk.retire, h.key, h.held) for h in holdings))
+
+    def _retire(self, *calls: Callable[[], None]) -> Awaitable[None]:
+        retired = self._disk.later(*calls)
+        if calls:
+            self._retiring.add(retired)
+            retired.add_done_callback(self._retiring.discard)
+        return retired

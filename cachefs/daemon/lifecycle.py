@@ -103,7 +103,9 @@ async def _serve(settings: Settings, ready: Ready, echo: bool, clock: Clock) -> 
     metrics = Metrics(COUNTERS)
     plans = Plans(clock, fifo=settings.eviction == "s3fifo")
     disk = Disk(
-        lambda: FlashStore.open(settings, metrics=metrics, clock=clock, reserved=_OWN_BYTES, ranking=plans), clock, log
+        lambda: FlashStore.open(settings, metrics=metrics, clock=clock, reserved=_OWN_BYTES, ranking=plans.following),
+        clock,
+        log,
     )
     opener = StoreOpener(settings, metrics=metrics, clock=clock)
     engine = Engine(settings, disk, opener, plans, metrics=metrics, clock=clock, log=log)

@@ -1,47 +1,52 @@
 """Plans as clients declare them: assembled from pieces, shared by the processes of a job, dropped with their clients.
 
 A plan is followed once, however many processes read it (the workers of a loader, the ranks of a node): its position is
-that of the one that is furthest behind. The scheduler is told by two sides, clients through the event loop and the
-flash store from its threads, so it is guarded by a lock, which nobody holds while waiting for anything.
+that of the one that is furthest behind. The plan that takes the place of another one of its name does so once it is
+followed; until then the former one stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from math import inf
 
 from .. import protocol
 from ..clock import Clock
 from ..errors import ConfigError
 from ..flash import EntryKey
 from ..objstore.url import parse_url
-from ..schedule import Incoming, Plan, S3Fifo, Scheduler, Wanted
+from ..schedule import MOST_POSITION, Plan
+from .following import Followed, Following, Key, Work
 from .origins import Access
 
 MOST_BYTES = 512 << 20
 """Memory for all plans together, as estimated; more is refused."""
+PATIENCE = 10.0
+"""Seconds without a piece after which somebody else may send a plan."""
 _OBJECT_BYTES = 500
 _USE_BYTES = 200
 _MOST_NAMES = 64
 """Plans of one session."""
-_AHEAD = 8
-_MOST_AHEAD = 16 << 30
-"""Bytes to bring in ahead of need: this part of the quota, and no more than that."""
+_MOST_TEXT = 256
+"""Characters of a plan's name, job and digest."""
+_MOST_VERSION = 1024
+_MOST_USES = 10_000
+"""Uses in one piece."""
+_MOST_SHOWN = 16
+"""Plans whose progress is shown."""
 
 Who = tuple[str, str]
 """A session and the name that it gave its plan."""
-Key = tuple[str, str, str]
-"""Whose origin, job, digest: what plans must have in common to be one."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Upload:
-    """A plan of which not all pieces are there."""
+    """A plan of which not all pieces are there. ``touched``: when the latest one came; ``inf`` once all are there."""
 
     owner: Who
+    touched: float
     count: int = 0
     names: list[str] = field(default_factory=list)
     items: list[protocol.Item] = field(default_factory=list)
@@ -49,85 +54,45 @@ class _Upload:
     memory: int = 0
 
 
-@dataclass(frozen=True)
-class _Followed:
-    plan: Plan
-    items: list[protocol.Item]
-    access: Access
-    share: float
-    memory: int
-
-
 class Plans:
-    """All plans of a daemon; the :class:`~cachefs.flash.eviction.Ranking` of its store.
+    """All plans of a daemon. Belongs to one event loop, but for :attr:`following`.
 
-    ``fifo``: without any plan S3-FIFO decides what goes first, otherwise the time of the last use.
+    ``on_ready`` is called when a plan was brought to where its reader is after the call that moved it.
     """
 
     def __init__(self, clock: Clock, *, fifo: bool = True, most_bytes: int = MOST_BYTES) -> None:
         self._clock = clock
         self._most_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._scheduler = Scheduler(0)
-        self._fifo = S3Fifo() if fifo else None
-        self._followed: dict[Key, _Followed] = {}
+        self.following = Following(clock, fifo=fifo)
+        self.on_ready: Callable[[], object] = lambda: None
         self._uploads: dict[Key, _Upload] = {}
         self._readers: dict[Key, dict[Who, int]] = {}
-        self._paused: set[Who] = set()
+        self._paused: set[tuple[Who, Key]] = set()
         self._declared: dict[Who, Key] = {}
+        self._former: dict[Who, Key] = {}
+        self._working: set[asyncio.Future[None]] = set()
 
     # --- what clients say -------------------------------------------------------------------------------------------
 
     async def declare(self, session: str, access: Access, piece: protocol.Plan) -> protocol.Planned:
         """Take a piece of a plan. Raises :class:`ConfigError` for one that makes no sense."""
         who = session, piece.name
-        if not piece.digest:
-            self._leave(who)
-            return protocol.Planned("known")
-        _check(piece)
-        key = access.identity, piece.job, piece.digest
-        if not piece.start and not piece.objects and not piece.uses and not piece.last:
-            return protocol.Planned(self._offered(who, key, piece))
-        upload = self._uploads.get(key)
-        if upload is None or upload.owner != who or upload.count != piece.start:
-            self._drop_upload(key, who)
-            return protocol.Planned("lost")
-        memory = sum(_OBJECT_BYTES + len(item.url) for item in piece.objects) + _USE_BYTES * len(piece.uses)
-        if self._memory() + memory > self._most_bytes:
-            self._leave(who)
-            return protocol.Planned("refused")
-        names = [_name(item, access) for item in piece.objects]
-        upload.memory += memory
-        upload.names += names
-        upload.items += piece.objects
-        upload.uses += piece.uses
-        upload.count += len(piece.objects) + len(piece.uses)
-        if not piece.last:
-            return protocol.Planned("more")
         try:
-            plan = await asyncio.to_thread(_assembled, upload)
-        except ConfigError:
+            return protocol.Planned(await self._declare(who, access, piece))
+        except BaseException:
             self._leave(who)
             raise
-        if self._uploads.get(key) is upload:
-            del self._uploads[key]
-            followed = self._followed[key] = _Followed(plan, upload.items, access, piece.share, upload.memory)
-            await asyncio.to_thread(self._follow, key, followed, self._position(key))
-            if self._followed.get(key) is followed:
-                self._move(key)
-            else:  # all readers left meanwhile
-                self._withdraw(key)
-        return protocol.Planned("known")
 
     def progress(self, session: str, request: protocol.Progress) -> protocol.Planned:
-        """A reader has come on."""
+        """A reader has come on. Raises :class:`ConfigError` for a position that is none."""
+        _check_position(request.position)
         who = session, request.name
         key = self._declared.get(who)
-        if key is None or not (key in self._followed or key in self._uploads):
+        if key is None or (self.following.get(key) is None and self._stalled(key, who)):
             return protocol.Planned("lost")
         readers = self._readers[key]
         readers[who] = max(readers[who], request.position)
-        self._paused.discard(who)
+        self._paused.discard((who, key))
         self._move(key)
         return protocol.Planned("known")
 
@@ -137,7 +102,7 @@ class Plans:
             who = session, name
             key = self._declared.get(who)
             if key is not None:
-                self._paused.add(who)
+                self._paused.add((who, key))
                 self._move(key)
 
     def leave(self, session: str) -> None:
@@ -145,165 +110,185 @@ class Plans:
         for who in [who for who in self._declared if who[0] == session]:
             self._leave(who)
 
-    # --- what to bring in -------------------------------------------------------------------------------------------
-
-    def next_wanted(self) -> tuple[Wanted, protocol.Item, Access] | None:
-        """The object to bring in next, and whose access to the origin brings it."""
-        with self._lock:
-            wanted = self._scheduler.next_wanted()
-        followed = None if wanted is None else self._followed.get(cast(Key, wanted.key))
-        if wanted is None or followed is None:
-            return None
-        return wanted, followed.items[wanted.number], followed.access
-
-    def defer(self, wanted: Wanted) -> None:
-        """There was no room for it."""
-        with self._lock:
-            self._scheduler.defer(wanted)
+    # --- what is shown ----------------------------------------------------------------------------------------------
 
     @property
     def wants(self) -> bool:
-        """Whether there is something to bring in."""
-        with self._lock:
-            return self._scheduler.wants
+        """Whether there is something to bring in, or may be in a moment."""
+        return bool(self._working) or self.following.wants
 
     @property
     def any(self) -> bool:
-        return bool(self._followed)
+        return bool(self.following.items())
 
     def stats(self) -> dict[str, float | int | str | None]:
         """What is followed, and how far it has come."""
-        with self._lock:
-            held = self._scheduler.held_bytes()
-            lines = [
-                f"{key[1]}: {self._scheduler.position(key)} of {followed.plan.end}{self._resting(key)}"
-                for key, followed in self._followed.items()
-                if self._scheduler.follows(key)
-            ]
+        held, plans = self.following.held_bytes(), self.following.items()
+        lines = [
+            f"{key[1]}: {followed.position} of {followed.plan.end}{', paused' if followed.paused else ''}"
+            for key, followed in plans
+            if followed.ready
+        ]
+        if len(lines) > _MOST_SHOWN:
+            lines[_MOST_SHOWN:] = [f"and {len(lines) - _MOST_SHOWN} more"]
         return {
-            "plans": len(self._followed),
-            "plan_jobs": len(held),
-            "plan_objects": sum(len(followed.items) for followed in self._followed.values()),
+            "plans": len(plans),
+            "plan_jobs": len({key[1] for key, _ in plans}),
+            "plan_objects": sum(len(followed.items) for _, followed in plans),
             "plan_held_bytes": sum(held.values()),
             "plan_progress": "; ".join(lines),
         }
 
-    # --- what the store says, in its threads ------------------------------------------------------------------------
-
-    def begin(self, sizes: Mapping[str, int], quota: int) -> None:
-        with self._lock:
-            self._scheduler.budget = min(quota // _AHEAD, _MOST_AHEAD)
-            self._scheduler.begin(sizes)
-        if self._fifo is not None:
-            self._fifo.begin(sizes)
-
-    def added(self, name: str, size: int) -> None:
-        with self._lock:
-            self._scheduler.added(name)
-        if self._fifo is not None:
-            self._fifo.added(name, size)
-
-    def used(self, name: str) -> None:
-        with self._lock:
-            self._scheduler.used(name)
-        if self._fifo is not None:
-            self._fifo.used(name)
-
-    def removed(self, name: str) -> None:
-        with self._lock:
-            self._scheduler.removed(name)
-        if self._fifo is not None:
-            self._fifo.removed(name)
-
-    def order(self, incoming: Incoming | None) -> Generator[str, None, None] | None:
-        with self._lock:
-            if self._scheduler.planned:
-                return _each(self._scheduler.victims(incoming))
-        return None if self._fifo is None else self._fifo.order()
-
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _offered(self, who: Who, key: Key, piece: protocol.Plan) -> str:
-        if self._declared.get(who) != key:
+    async def _declare(self, who: Who, access: Access, piece: protocol.Plan) -> str:
+        if not piece.digest:
             self._leave(who)
-            if sum(other[0] == who[0] for other in self._declared) >= _MOST_NAMES:
+            return "known"
+        _check(piece)
+        key = access.identity, piece.job, piece.digest
+        if not piece.start and not piece.objects and not piece.uses and not piece.last:
+            return self._offered(who, key, piece.position)
+        upload = self._uploads.get(key)
+        if upload is None or upload.owner != who or upload.count != piece.start or upload.touched == inf:
+            self._drop_upload(key, who)
+            return "lost"
+        memory = _memory(piece)
+        if self._memory() + memory > self._most_bytes:
+            self._quit_former(who)
+            if self._memory() + memory > self._most_bytes:
+                self._leave(who)
                 return "refused"
+        upload.names += [_name(item, access) for item in piece.objects]
+        upload.memory += memory
+        upload.items += piece.objects
+        upload.uses += piece.uses
+        upload.count += len(piece.objects) + len(piece.uses)
+        upload.touched = inf if piece.last else self._clock.monotonic()
+        if not piece.last:
+            return "more"
+        plan = await asyncio.to_thread(_assembled, upload, self.following.quota)
+        if self._uploads.get(key) is upload:
+            del self._uploads[key]
+            position, paused = self._position(key)
+            followed = Followed(plan, upload.items, access, piece.share, upload.memory, position, paused)
+            await asyncio.to_thread(self.following.begin_to_follow(key, followed))
+            if self.following.get(key) is followed:
+                for reader in list(self._readers[key]):
+                    self._quit_former(reader)
+        return "known"
+
+    def _offered(self, who: Who, key: Key, position: int) -> str:
+        before = self._declared.get(who)
+        if before is None and sum(other[0] == who[0] for other in self._declared) >= _MOST_NAMES:
+            return "refused"
+        if before != key:
+            if self._former.get(who) == key:
+                del self._former[who]  # it is the one again
+            if before is not None and self.following.get(before) is not None:
+                self._quit_former(who)
+                self._former[who] = before
+            elif before is not None:
+                self._quit(who, before)
         self._declared[who] = key
-        self._paused.discard(who)
-        self._readers.setdefault(key, {})[who] = piece.position
-        followed = self._followed.get(key)
+        self._paused.discard((who, key))
+        self._readers.setdefault(key, {})[who] = position
+        followed = self.following.get(key)
         if followed is not None:
             self._move(key)
+            if followed.ready:
+                self._quit_former(who)
             return "known"
-        upload = self._uploads.get(key)
-        if upload is not None and upload.owner != who:
+        if not self._stalled(key, who):
             return "known"  # somebody is sending it
-        self._uploads[key] = _Upload(who)
+        self._uploads[key] = _Upload(who, self._clock.monotonic())
         return "more"
 
+    def _stalled(self, key: Key, who: Who) -> bool:
+        """Whether nobody but perhaps ``who`` is sending a plan."""
+        upload = self._uploads.get(key)
+        return upload is None or upload.owner == who or self._clock.monotonic() - upload.touched > PATIENCE
+
     def _leave(self, who: Who) -> None:
+        self._quit_former(who)
         key = self._declared.pop(who, None)
-        if key is None:
-            return
+        if key is not None:
+            self._quit(who, key)
+
+    def _quit_former(self, who: Who) -> None:
+        key = self._former.pop(who, None)
+        if key is not None:
+            self._quit(who, key)
+
+    def _quit(self, who: Who, key: Key) -> None:
+        """One reader of a plan less."""
         self._drop_upload(key, who)
-        self._paused.discard(who)
+        self._paused.discard((who, key))
         readers = self._readers[key]
         del readers[who]
         if readers:
             self._move(key)
-            return
-        del self._readers[key]
-        if self._followed.pop(key, None) is not None:
-            self._withdraw(key)
+        else:
+            del self._readers[key]
+            self._work(self.following.withdraw([key]))
 
     def _drop_upload(self, key: Key, who: Who) -> None:
         upload = self._uploads.get(key)
         if upload is not None and upload.owner == who:
             del self._uploads[key]
 
-    def _follow(self, key: Key, followed: _Followed, position: int) -> None:
-        with self._lock:
-            self._scheduler.declare(key, followed.plan, job=key[1], share=followed.share, position=position)
-
-    def _withdraw(self, key: Key) -> None:
-        with self._lock:
-            self._scheduler.withdraw(key)
-
-    def _position(self, key: Key) -> int:
-        """That of the reader that is furthest behind, of those that read."""
+    def _position(self, key: Key) -> tuple[int, bool]:
+        """That of the reader that is furthest behind, of those that read; and whether none does."""
         readers = self._readers[key]
-        return min((at for who, at in readers.items() if who not in self._paused), default=max(readers.values()))
+        reading = [at for who, at in readers.items() if (who, key) not in self._paused]
+        return (min(reading), False) if reading else (max(readers.values()), True)
 
     def _move(self, key: Key) -> None:
-        position, followed = self._position(key), self._followed.get(key)
-        paused = self._paused.issuperset(self._readers[key])
-        with self._lock:
-            if followed is None or not self._scheduler.follows(key):
-                return  # it is being made, and asks for the position itself
-            if position >= self._scheduler.position(key):
-                self._scheduler.progress(key, position, None if paused else self._clock.monotonic())
-                self._scheduler.pause(key, paused=paused)
-                return
-        self._follow(key, followed, position)  # a reader joined that begins earlier
+        position, paused = self._position(key)
+        self._work(self.following.move(key, position, paused=paused))
 
-    def _resting(self, key: Key) -> str:
-        return ", paused" if self._paused.issuperset(self._readers.get(key, ())) else ""
+    def _work(self, work: Work | None) -> None:
+        """Do what takes longer in a thread."""
+        if work is None:
+            return
+        working = asyncio.get_running_loop().run_in_executor(None, work)
+        self._working.add(working)
+        working.add_done_callback(self._worked)
+
+    def _worked(self, working: asyncio.Future[None]) -> None:
+        self._working.discard(working)
+        if not working.cancelled():
+            self.on_ready()
 
     def _memory(self) -> int:
-        followed, uploads = self._followed.values(), self._uploads.values()
-        return sum(plan.memory for plan in followed) + sum(upload.memory for upload in uploads)
+        followed, uploads = self.following.items(), self._uploads.values()
+        return sum(plan.memory for _, plan in followed) + sum(upload.memory for upload in uploads)
 
 
-def _each(names: Iterator[str]) -> Generator[str, None, None]:
-    yield from names
+def _memory(piece: protocol.Plan) -> int:
+    objects = sum(_OBJECT_BYTES + len(item.url) + len(item.version or "") for item in piece.objects)
+    return objects + _USE_BYTES * len(piece.uses)
 
 
 def _check(piece: protocol.Plan) -> None:
-    if not 0 < piece.share < float("inf"):
+    if not 0 < piece.share < inf:
         raise ConfigError(f"a share of {piece.share} is none", hint="a positive number; jobs get their part of the sum")
+    for what, text in (("name", piece.name), ("job", piece.job), ("digest", piece.digest)):
+        if len(text) > _MOST_TEXT:
+            raise ConfigError(f"a plan whose {what} has {len(text)} characters", hint=f"at most {_MOST_TEXT}")
+    _check_position(piece.position)
+    if len(piece.objects) > protocol.PAGE_ITEMS or len(piece.uses) > _MOST_USES:
+        raise ConfigError(f"a piece of a plan with {len(piece.objects)} objects and {len(piece.uses)} uses")
     for item in piece.objects:
         if item.version is None or item.size is None:
             raise ConfigError("a plan needs versions and sizes", url=item.url, hint="list the objects")
+        if len(item.version) > _MOST_VERSION:
+            raise ConfigError(f"a plan with a version of {len(item.version)} characters", url=item.url)
+
+
+def _check_position(position: int) -> None:
+    if not 0 <= position < MOST_POSITION:
+        raise ConfigError(f"a plan has no position {position}", hint="positions count samples from 0 on")
 
 
 def _name(item: protocol.Item, access: Access) -> str:
@@ -311,8 +296,11 @@ def _name(item: protocol.Item, access: Access) -> str:
     return EntryKey(access.endpoint, str(parse_url(item.url)), item.version).name
 
 
-def _assembled(upload: _Upload) -> Plan:
-    """Made in a thread, with all that is derived from it."""
-    plan = Plan.of(upload.names, [item.size or 0 for item in upload.items], upload.uses)
-    _ = plan.following, plan.by_last, plan.bytes_before, plan.numbers
+def _assembled(upload: _Upload, quota: int | None) -> Plan:
+    """Made in a thread, with all that is derived from it; without uses of what never fits into the cache."""
+    sizes = [item.size or 0 for item in upload.items]
+    plan = Plan.of(upload.names, sizes, upload.uses)
+    if quota is not None and max(sizes, default=0) >= quota:
+        plan = Plan.of(upload.names, sizes, [use for use in upload.uses if sizes[use[0]] < quota])
+    _ = plan.following, plan.by_last, plan.bytes_before, plan.numbers, plan.end
     return plan

@@ -50,6 +50,7 @@ class Prefetcher:
         self._queue: OrderedDict[tuple[str, str | None, str], Wish] = OrderedDict()
         self._arrived = asyncio.Condition()
         self._active = 0
+        self._looking: set[asyncio.Task[None]] = set()
 
     @property
     def busy(self) -> bool:
@@ -78,8 +79,14 @@ class Prefetcher:
         async with self._arrived:
             self._arrived.notify_all()
 
+    def _look_soon(self) -> None:
+        task = asyncio.ensure_future(self.look())
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
     async def run(self) -> None:
         """Work until cancelled."""
+        self._engine.plans.on_ready = self._look_soon
         async with asyncio.TaskGroup() as group:
             for _ in range(PARALLEL):
                 group.create_task(self._work())
@@ -93,7 +100,7 @@ class Prefetcher:
             self._active += 1
             try:
                 if not await self._bring(wish) and wanted is not None:
-                    self._engine.plans.defer(wanted)
+                    self._engine.plans.following.defer(wanted)
             except NearflashError as e:
                 self._metrics.add("prefetch_failures")
                 self._log.record("prefetch_failed", url=wish.url, error=str(e))
@@ -103,7 +110,7 @@ class Prefetcher:
                 self._active -= 1
 
     def _next(self) -> tuple[Wanted | None, Wish] | None:
-        planned = self._engine.plans.next_wanted()
+        planned = self._engine.plans.following.next_wanted()
         if planned is not None:
             wanted, item, access = planned
             return wanted, Wish(item.url, item.version, item.size, access)

@@ -4,8 +4,8 @@ Pure: no I/O, no clock. The daemon tells a :class:`Scheduler` what is held and h
 """
 
 from .incoming import Incoming
-from .plan import Plan
+from .plan import MOST_POSITION, Course, Plan
 from .s3fifo import S3Fifo
 from .scheduler import Scheduler, Wanted
 
-__all__ = ["Incoming", "Plan", "S3Fifo", "Scheduler", "Wanted"]
+__all__ = ["MOST_POSITION", "Course", "Incoming", "Plan", "S3Fifo", "Scheduler", "Wanted"]

@@ -137,6 +137,17 @@ class Course:
     def is_over(self, use: int) -> bool:
         return self.plan.last[use] < self.position
 
+    def first_to_come(self) -> int:
+        """The number of the first use that is not over."""
+        use, last = 0, self.plan.last
+        while use < len(last) and last[use] < self.position:
+            use += 1
+        return use
+
+    def passes(self, position: int) -> int:
+        """About how many uses end on the way to ``position``."""
+        return bisect_right(self.plan.first, position) - bisect_right(self.plan.first, self.position)
+
     def window(self, budget: int) -> int:
         """How many of the plan's uses may be asked for: those begun, and ``budget`` bytes of those that come next.
 

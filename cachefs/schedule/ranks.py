@@ -15,6 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _STEP = math.log(1.1)
+_MOST = 512
+"""Entries of a block."""
+
+Block = list[tuple[int, str, int]]
+"""Next use, name and size of entries, in this order."""
 
 
 def size_class(size: int) -> int:
@@ -37,34 +42,60 @@ class Ranked:
 
 
 class Ranks:
-    """The entries that one plan needs the soonest, by size class and next use."""
+    """The entries that one plan needs the soonest, by size class and next use.
+
+    A class is a list of blocks: to add or to remove one costs the copy of a block, not that of all behind it. Blocks
+    are replaced, never changed, so that whoever looks at them goes on with what was there when he began.
+    """
 
     def __init__(self) -> None:
-        self._classes: dict[int, list[tuple[int, str, int]]] = {}
+        self._classes: dict[int, list[Block]] = {}
         self.bytes = 0
 
     def add(self, name: str, size: int, first: int) -> None:
-        insort(self._classes.setdefault(size_class(size), []), (first, name, size))
+        entry = first, name, size
         self.bytes += size
+        kind = size_class(size)
+        if kind not in self._classes:
+            self._classes[kind] = [[entry]]
+            return
+        blocks = self._classes[kind]
+        at = min(bisect_left(blocks, entry, key=_greatest), len(blocks) - 1)
+        block = blocks[at].copy()
+        insort(block, entry)
+        half = len(block) // 2
+        blocks[at : at + 1] = [block] if len(block) <= _MOST else [block[:half], block[half:]]
 
     def remove(self, name: str, size: int, first: int) -> None:
-        kind = size_class(size)
-        entries = self._classes[kind]
-        del entries[bisect_left(entries, (first, name, size))]
-        if not entries:
+        entry, kind = (first, name, size), size_class(size)
+        blocks = self._classes[kind]
+        at = bisect_left(blocks, entry, key=_greatest)
+        block = blocks[at].copy()
+        del block[bisect_left(block, entry)]
+        blocks[at : at + 1] = [block] if block else []
+        if not blocks:
             del self._classes[kind]
         self.bytes -= size
 
     def names(self) -> list[str]:
         """All, those needed last first as far as their sizes are alike."""
-        return [name for entries in self._classes.values() for _, name, _ in reversed(entries)]
+        return [name for blocks in self._classes.values() for _, name, _ in _backwards(blocks)]
 
     def streams(self, position: int, pace: float) -> list[Iterator[Ranked]]:
         """For each size class its entries as of now, worth least first."""
-        return [_ranked(entries.copy(), weight(kind), position, pace) for kind, entries in self._classes.items()]
+        return [_ranked(blocks.copy(), weight(kind), position, pace) for kind, blocks in self._classes.items()]
 
 
-def _ranked(entries: list[tuple[int, str, int]], weight: float, position: int, pace: float) -> Iterator[Ranked]:
-    for first, name, size in reversed(entries):
+def _greatest(block: Block) -> tuple[int, str, int]:
+    return block[-1]
+
+
+def _backwards(blocks: list[Block]) -> Iterator[tuple[int, str, int]]:
+    for block in reversed(blocks):
+        yield from reversed(block)
+
+
+def _ranked(blocks: list[Block], weight: float, position: int, pace: float) -> Iterator[Ranked]:
+    for first, name, size in _backwards(blocks):
         distance = max(0, first - position) * pace
         yield Ranked(name, size, distance, distance * weight)

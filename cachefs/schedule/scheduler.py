@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from math import inf
 
 from .incoming import Incoming
@@ -24,6 +24,10 @@ from .shares import give_way
 
 _NEW = 0.25
 """What the latest report counts in a reader's pace."""
+_LOOKS = 1000
+"""Looks at plans in one step of what is done in steps."""
+_SOME = 64
+"""Entries without a known use that are looked at first: mostly they are enough."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Reader:
     key: Hashable
     job: str
     course: Course
-    ranks: Ranks = field(default_factory=Ranks)
     asked: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
     blocked: bool = False
     paused: bool = False
     pace: float | None = None
@@ -67,14 +71,20 @@ class _Place:
 
 
 class Scheduler:
-    """All plans of a node and what it holds. Not thread-safe. ``budget``: bytes to bring in ahead, over all plans."""
+    """All plans of a node and what it holds. Not thread-safe. ``budget``: bytes to bring in ahead, over all plans.
+
+    What costs more than a moment is done in steps: :meth:`follow` and :meth:`forget` take effect at once and return an
+    iterator to be exhausted, between whose steps everything else may be called.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self._readers: dict[Hashable, Reader] = {}
+        self._leaving: list[Reader] = []
         self._shares: dict[str, float] = {}
         self._places: dict[str, _Place] = {}
         self._spare: dict[str, None] = {}
+        self._usual: float | None = None
 
     # --- what is held -----------------------------------------------------------------------------------------------
 
@@ -84,7 +94,7 @@ class Scheduler:
             self._unrank(name)
         self._spare = dict.fromkeys(sizes)
         for reader in self._readers.values():
-            self._rank_all(reader)
+            _exhaust(self._ranked_in_steps(reader))
 
     def added(self, name: str) -> None:
         self._spare[name] = None
@@ -107,30 +117,49 @@ class Scheduler:
     @property
     def planned(self) -> bool:
         """Whether there is any plan."""
-        return bool(self._readers)
+        return bool(self._readers or self._leaving)
 
     def declare(self, key: Hashable, plan: Plan, *, job: str, share: float = 1.0, position: int = 0) -> None:
         """Follow a plan from ``position`` on, in the place of the one with this key. A job has its latest share."""
         self.withdraw(key)
-        self._readers[key] = Reader(key, job, Course(plan, position))
-        self._shares[job] = share
-        self._rank_all(self._readers[key])
+        course = Course(plan, position)
+        _exhaust(self.follow(key, course, course.first_to_come(), job=job, share=share))
 
     def withdraw(self, key: Hashable) -> None:
         """Forget a plan, if there is one of this key."""
+        _exhaust(self.forget(key))
+
+    def follow(self, key: Hashable, course: Course, begun: int, *, job: str, share: float = 1.0) -> Iterator[None]:
+        """Follow a plan, in steps; one of this key that is followed already gets another ``course``.
+
+        ``begun`` is the number of its first use that is not over.
+        """
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = self._readers[key] = Reader(key, job, course, begun)
+            self._usual = None
+        else:
+            forward = course.position >= reader.course.position
+            reader.asked = max(reader.asked, begun) if forward else begun
+            reader.course, reader.reported = course, None
+        self._shares[job] = share
+        return self._ranked_in_steps(reader)
+
+    def forget(self, key: Hashable) -> Iterator[None]:
+        """Withdraw a plan, in steps. What nobody else needs counts as not needed at once."""
         reader = self._readers.pop(key, None)
         if reader is None:
-            return
-        for name in reader.ranks.names():
-            self._rank(name)
-        if all(other.job != reader.job for other in self._readers.values()):
-            del self._shares[reader.job]
+            return iter(())
+        self._usual, reader.paused = None, True
+        self._leaving.append(reader)
+        return self._left_in_steps(reader)
 
     def progress(self, key: Hashable, position: int, now: float | None = None) -> None:
         """A reader has come to ``position`` of its plan, at ``now`` (seconds of any clock)."""
         reader = self._readers[key]
         if now is not None:
             reader.note_pace(position - reader.course.position, now)
+            self._usual = None
         names = reader.course.plan.names
         for number in reader.course.advance(position):
             if self.holds(names[number]):
@@ -144,10 +173,13 @@ class Scheduler:
         reader = self._readers[key]
         if reader.paused != paused:
             reader.paused, reader.reported = paused, None
-            self._rank_all(reader)
 
     def follows(self, key: Hashable) -> bool:
         return key in self._readers
+
+    def passes(self, key: Hashable, position: int) -> int:
+        """About how many uses end if a reader comes to ``position``."""
+        return self._readers[key].course.passes(position)
 
     def position(self, key: Hashable) -> int:
         return self._readers[key].course.position
@@ -155,7 +187,7 @@ class Scheduler:
     def held_bytes(self) -> dict[str, int]:
         """By job, the bytes held of what it needs sooner than others."""
         out = dict.fromkeys(self._shares, 0)
-        for reader in self._readers.values():
+        for reader in (*self._readers.values(), *self._leaving):
             out[reader.job] += reader.ranks.bytes
         return out
 
@@ -200,25 +232,24 @@ class Scheduler:
     def victims(self, incoming: Incoming | None = None) -> Iterator[str]:
         """The entries that may go for ``incoming`` (``None``: for whatever), in the order in which they should.
 
-        A snapshot: what happens while it is looked at changes nothing in it.
+        What happens while it is looked at changes at most where entries come that nobody needs.
         """
-        spare = list(self._spare)
         own = None if incoming is None else self._soonest(incoming.name)
         if incoming is not None and incoming.ahead and own is None:
-            return iter(spare)
+            return _once(self._spares())
         taker = None if own is None else own[0].job
         held = self.held_bytes()
         queues: dict[str, Iterator[Ranked]] = {}
         for job in held:
-            queue: Iterator[Ranked] = chain(*(self._merged(job, paused=paused) for paused in (True, False)))
-            if incoming is not None:
-                queue = _worth_less(
-                    queue, *self._bar(*own, ahead=incoming.ahead) if own and job == taker else (0.0, 0.0)
-                )
+            queue = self._queue(job)
+            if incoming is not None and (own is None or job == taker):
+                # Of what others have for its share a job gets also what is in use, last and unless somebody reads it.
+                queue = _worth_less(queue, *self._bar(*own, ahead=incoming.ahead) if own else (0.0, 0.0))
             queues[job] = queue
         if taker is not None and incoming is not None:
             held[taker] += incoming.size
-        return chain(spare, (ranked.name for ranked in give_way(queues, held, dict(self._shares), taker)))
+        ranked = give_way(queues, held, dict(self._shares), taker)
+        return _once(chain(self._spares(), (entry.name for entry in ranked)))
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -233,37 +264,63 @@ class Scheduler:
         kept = weight(size_class(course.plan.sizes[number]))
         return 0.0, inf if after is None else course.distance(after) * pace * kept
 
-    def _soonest(self, name: str) -> tuple[Reader, int] | None:
-        """The reader that needs an object the soonest, and the object's number in its plan."""
+    def _soonest(self, name: str, *, reading: bool = False) -> tuple[Reader, int] | None:
+        """The reader that needs an object the soonest (of those not paused, if there is one that needs it; of those
+        only, if ``reading``), and the object's number in its plan."""
         best: tuple[tuple[bool, float], Reader, int] | None = None
-        for reader in self._readers.values():
+        for reader, number, first in self._needing(name):
+            wait = reader.paused, reader.course.distance(first) * self._pace(reader)
+            if not (reading and reader.paused) and (best is None or wait < best[0]):
+                best = wait, reader, number
+        return None if best is None else best[1:]
+
+    def _needing(self, name: str) -> Iterator[tuple[Reader, int, int]]:
+        """The readers that need an object, its number in their plans, and when."""
+        for reader in list(self._readers.values()):
             number = reader.course.plan.numbers.get(name)
             first = None if number is None else reader.course.next_use(number)
             if number is not None and first is not None:
-                wait = reader.paused, reader.course.distance(first) * self._pace(reader)
-                if best is None or wait < best[0]:
-                    best = wait, reader, number
-        return None if best is None else best[1:]
+                yield reader, number, first
 
     def _rank(self, name: str) -> None:
-        """Give an entry that is held the place that its next use deserves."""
+        """Give an entry that is held the place that its next use deserves, be it that of a reader that is paused."""
         was_planned = self._unrank(name)
-        found = self._soonest(name)
+        needing = self._needing(name)
+        found = min(needing, key=lambda one: one[0].course.distance(one[2]) * self._pace(one[0]), default=None)
         if found is None:
             if was_planned:
                 self._spare[name] = None
             return
-        reader, number = found
-        first, size = reader.course.next_use(number), reader.course.plan.sizes[number]
-        assert first is not None, "it is needed"
+        reader, number, first = found
+        size = reader.course.plan.sizes[number]
         self._spare.pop(name, None)
         self._places[name] = _Place(reader, size, first)
         reader.ranks.add(name, size, first)
 
-    def _rank_all(self, reader: Reader) -> None:
-        for name in reader.course.plan.names:
-            if self.holds(name):
-                self._rank(name)
+    def _ranked_in_steps(self, reader: Reader) -> Iterator[None]:
+        names = iter(reader.course.plan.names)
+        while step := list(islice(names, self._step)):
+            for name in step:
+                if self.holds(name):
+                    self._rank(name)
+            yield
+
+    def _left_in_steps(self, reader: Reader) -> Iterator[None]:
+        names = iter(reader.ranks.names())
+        while step := list(islice(names, self._step)):
+            for name in step:
+                place = self._places.get(name)
+                if place is not None and place.reader is reader:
+                    self._rank(name)
+            yield
+        self._leaving.remove(reader)
+        if all(other.job != reader.job for other in (*self._readers.values(), *self._leaving)):
+            del self._shares[reader.job]
+
+    @property
+    def _step(self) -> int:
+        """Entries to rank in one step."""
+        return max(10, _LOOKS // max(1, len(self._readers)))
 
     def _unrank(self, name: str) -> bool:
         place = self._places.pop(name, None)
@@ -271,23 +328,66 @@ class Scheduler:
             place.reader.ranks.remove(name, place.size, place.first)
         return place is not None
 
-    def _merged(self, job: str, *, paused: bool) -> Iterator[Ranked]:
-        """What a job's plans that are read, or those that are not, may lose: worth least first."""
-        streams = [
-            stream
-            for reader in self._readers.values()
-            if reader.job == job and reader.paused == paused
-            for stream in reader.ranks.streams(reader.course.position, self._pace(reader))
-        ]
-        merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda ranked: -ranked.value)
-        return (replace(ranked, distance=inf, value=inf) for ranked in merged) if paused else merged
+    def _spares(self) -> Iterator[str]:
+        """What nobody needs: some as it is now, the others as they are when these were looked at."""
+        return chain(list(islice(self._spare, _SOME)), self._all_spares())
+
+    def _all_spares(self) -> Iterator[str]:
+        yield from list(self._spare)
+
+    def _queue(self, job: str) -> Iterator[Ranked]:
+        """What a job may lose: what only plans need that are paused, then the rest, worth least first."""
+        readers = [reader for reader in (*self._readers.values(), *self._leaving) if reader.job == job]
+        resting = _merged([stream for reader in readers if reader.paused for stream in self._streams(reader)])
+        reading = _merged([stream for reader in readers if not reader.paused for stream in self._streams(reader)])
+        return self._unshared_first(resting, reading)
+
+    def _streams(self, reader: Reader) -> list[Iterator[Ranked]]:
+        return reader.ranks.streams(reader.course.position, self._pace(reader))
+
+    def _unshared_first(self, resting: Iterator[Ranked], reading: Iterator[Ranked]) -> Iterator[Ranked]:
+        shared: list[Ranked] = []
+        for entry in resting:
+            found = self._soonest(entry.name, reading=True)
+            first = None if found is None else found[0].course.next_use(found[1])
+            if found is None or first is None:
+                yield Ranked(entry.name, entry.size, inf, inf)
+            else:
+                distance = found[0].course.distance(first) * self._pace(found[0])
+                value = distance * weight(size_class(entry.size))
+                shared.append(Ranked(entry.name, entry.size, distance, value))
+        shared.sort(key=_worth_least)
+        yield from _merged([reading, iter(shared)]) if shared else reading
 
     def _pace(self, reader: Reader) -> float:
         """Seconds per position; where that is not known yet, as others go."""
         if reader.pace is not None:
             return reader.pace
-        known = [other.pace for other in self._readers.values() if other.pace is not None]
-        return sum(known) / len(known) if known else 1.0
+        if self._usual is None:
+            known = [other.pace for other in list(self._readers.values()) if other.pace is not None]
+            self._usual = sum(known) / len(known) if known else 1.0
+        return self._usual
+
+
+def _exhaust(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
+def _once(names: Iterator[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name not in seen:
+            seen.add(name)
+            yield name
+
+
+def _worth_least(ranked: Ranked) -> float:
+    return -ranked.value
+
+
+def _merged(streams: list[Iterator[Ranked]]) -> Iterator[Ranked]:
+    return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_worth_least)
 
 
 def _worth_less(queue: Iterator[Ranked], distance: float, value: float) -> Iterator[Ranked]:

@@ -107,7 +107,9 @@ async def engine_box(
     metrics = Metrics(COUNTERS)
     log = Log(cache_dir, clock)
     plans = Plans(clock, fifo=settings.eviction == "s3fifo")
-    disk = Disk(lambda: FlashStore.open(settings, metrics=metrics, clock=clock, ops=ops, ranking=plans), clock, log)
+    disk = Disk(
+        lambda: FlashStore.open(settings, metrics=metrics, clock=clock, ops=ops, ranking=plans.following), clock, log
+    )
 
     def opener(url: ObjectUrl, origin: Origin) -> ScriptedStore:
         return choose(origin) if choose is not None else store
