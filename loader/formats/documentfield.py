@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -242,23 +242,20 @@ def _as_row(value: Any, kind: str, dtype: str | None, kinds: str) -> Row:
     return value
 
 
-def check_fit(rows: Iterable[Row], out: str, url: str) -> None:
+def check_fit(rows: Sequence[Row], out: str, url: str) -> None:
     """Raise ``FormatError`` for tokens that ``out`` cannot hold.
 
     What is stored in 64 bits (JSON's numbers, Python's lists) says nothing of the vocabulary, so there the tokens
     themselves count; elsewhere the dtype does."""
     hint = "choose another dtype in Packing(out=...)"
-    by_kind: dict[np.dtype[Any], list[Row]] = {}
-    for row in rows:
-        by_kind.setdefault(row.dtype, []).append(row)
     info = np.iinfo(out)
-    for kind, some in by_kind.items():
+    for kind in {row.dtype for row in rows}:
         if np.can_cast(kind, out, "safe"):
             continue
         if kind.kind not in TOKENS or kind.itemsize < 8:
             what = f"holds tokens of dtype {kind}, not all of which out={out!r} can hold"
             raise FormatError(what, url=url, hint=hint)
-        values = some[0] if len(some) == 1 else np.concatenate(some)
+        values = np.concatenate([row for row in rows if row.dtype == kind]) if len(rows) > 1 else rows[0]
         if not len(values):
             continue
         for value in (int(values.min()), int(values.max())):
