@@ -146,13 +146,16 @@ class Client:
         of a count of the caller's own (samples, batches), which :meth:`progress` goes by; ``position`` is where it
         stands. Declare the next epoch's uses too: what they need is worth keeping. ``objects`` are as a listing gave
         them; local ones are left out. A later plan of this ``name`` takes its place, one without objects ends it, and
-        so does :meth:`close`.
+        so do :meth:`withdraw` and :meth:`close`.
 
         Processes of one ``job`` (default: what the launcher names so, else this process group) that declare the same
         share one plan, which is where the last of them is. Each job gets its part of the cache by ``share`` (default:
         ``settings.job_share``), and what others do not use. False if the daemon takes no plan (an older one, or one
-        that holds too many): :meth:`prefetch` then.
+        that holds too many) or ``settings.plans`` is off: :meth:`prefetch` then. Left by an exception, no plan of this
+        name remains.
         """
+        if not self.settings.plans:
+            return False
         terms = Terms(
             name,
             position,
@@ -164,14 +167,25 @@ class Client:
     def progress(self, name: str, position: int) -> bool:
         """The next that is read of plan ``name`` is ``position``. False if the daemon does not know the plan: declare
         it anew (another daemon may have taken over)."""
-        return progress(self._session(), name, position)
+        return self.settings.plans and progress(self._session(), name, position)
 
     def pause(self, name: str) -> None:
         """Nothing more is read of plan ``name`` until the next :meth:`progress`: nothing is brought in for it, and what
-        it needs is kept only as long as no plan that is being read needs the space. Starts no daemon."""
-        session = self._session()
-        session.pause(name)
-        session.flush()
+        it needs is kept only as long as no plan that is being read needs the space.
+
+        Starts no daemon, raises nothing and waits for no lock, so that finalizers may call it: the daemon is told now,
+        if a connection is idle, else with the next request.
+        """
+        session = self._present()
+        if session is not None:
+            session.pause(name)
+            session.flush()
+
+    def withdraw(self, name: str) -> None:
+        """Plan ``name`` is over, if there is one; the daemon is told with the next request. For finalizers, too."""
+        session = self._present()
+        if session is not None:
+            session.withdraw(name)
 
     def entries(self) -> builtins.list[EntryInfo]:
         """All objects in the node's cache."""
@@ -222,6 +236,11 @@ class Client:
                     session.abandon()
                 session = self._current = self._new_session()
             return session
+
+    def _present(self) -> Session | None:
+        """This process's session if it has one; takes no lock."""
+        session = self._current
+        return session if session is not None and session.pid == os.getpid() else None
 
     def _new_session(self) -> Session:
         return Session(self.settings, self._clock)

@@ -136,6 +136,8 @@ class Settings:
     """What goes first where no job declared a plan: "s3fifo", or "lru" for the least recently used."""
     job_share: float = 1.0
     """This job's part of the cache beside other jobs that declare plans: its share of the sum of all."""
+    plans: bool = True
+    """Whether what will be read is declared to the daemon; otherwise data sets ask for what comes next."""
     origin: Origin = field(default_factory=Origin)
 
     def __post_init__(self) -> None:
@@ -265,6 +267,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "passthrough_bytes": optional_size,
     "eviction": one_of("s3fifo", "lru"),
     "job_share": to_weight,
+    "plans": to_bool,
 }
 
 

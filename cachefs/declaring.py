@@ -35,25 +35,21 @@ class Terms:
 
 
 def declare(session: Session, terms: Terms, objects: Sequence[ObjectStat], uses: Sequence[Use]) -> bool:
-    """Declare a plan. False if the daemon does not take it: an older one, or one that holds too many."""
+    """Declare a plan. False if the daemon does not take it: an older one, or one that holds too many.
+
+    Left by an exception, the plan is withdrawn.
+    """
     items, uses = _remote(objects, uses)
     if not items:
         return withdraw(session, terms.name)
     pieces = list(_pieces(items, uses))
     digest = name_digest(*(msgspec.msgpack.encode(piece) for piece in pieces))
-    state = "lost"
-    for _ in range(_TRIES):
-        state = _ask(session, _piece(terms, digest))
-        start = 0
-        for number, (some, when) in enumerate(pieces, 1):
-            if state != "more":
-                break
-            last = number == len(pieces)
-            state = _ask(session, _piece(terms, digest, start=start, objects=some, uses=when, last=last))
-            start += len(some) + len(when)
-        if state != "lost":
-            break
-    return state == "known"
+    try:
+        return _send(session, terms, digest, pieces) == "known"
+    except BaseException:  # a Ctrl-C, too: others of the job would wait for the rest of it
+        session.withdraw(terms.name)
+        session.withdraw_now()
+        raise
 
 
 def progress(session: Session, name: str, position: int) -> bool:
@@ -76,6 +72,23 @@ def default_job(environ: Mapping[str, str] | None = None) -> str:
     if env.get("MASTER_PORT"):
         return f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
     return f"group {os.getpgid(0) if hasattr(os, 'getpgid') else os.getppid()}"
+
+
+def _send(session: Session, terms: Terms, digest: str, pieces: list[tuple[list[protocol.Item], list[Use]]]) -> str:
+    """Offer a plan, and send it if nobody has. What the daemon says of it in the end."""
+    state = "lost"
+    for _ in range(_TRIES):
+        state = _ask(session, _piece(terms, digest))
+        start = 0
+        for number, (some, when) in enumerate(pieces, 1):
+            if state != "more":
+                break
+            last = number == len(pieces)
+            state = _ask(session, _piece(terms, digest, start=start, objects=some, uses=when, last=last))
+            start += len(some) + len(when)
+        if state != "lost":
+            break
+    return state
 
 
 def _ask(session: Session, request: protocol.Plan | protocol.Progress) -> str:

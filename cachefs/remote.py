@@ -114,9 +114,8 @@ class RemoteShard(Shard):
         self._closed = True
         for source in (self._source, *self._replaced):
             source.close()
-        session = self._session()
-        if isinstance(self._source, Lease) and self._source.session is session:
-            session.flush()
+        if isinstance(self._source, Lease) and self._source.session.pid == os.getpid():
+            self._source.session.flush()  # that of the lease: finalizers come here, and may take no lock for another
 
     def _ready(self, start: int, end: int, accept: Callable[[Source], None] = lambda _: None) -> Lease | PassThrough:
         """The source that holds ``[start, end)``, once it does. ``accept`` is shown each that is expected to."""

@@ -6,19 +6,21 @@ nobody listens any more. Calls of several threads use a connection each.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from . import protocol
 from .clock import SYSTEM_CLOCK, Clock
 from .config import Settings
-from .connection import Connection, Lost, connect_socket
-from .errors import DaemonUnavailable, ProtocolMismatch
+from .connection import Connection, Lost, NotAnswered, connect_socket
+from .errors import DaemonUnavailable, NearflashError, ProtocolMismatch
 from .launch import crowd_lock, start_daemon
 from .limits import system_calls
 
@@ -30,12 +32,16 @@ _STARTS = 3
 """A daemon that dies while it starts (a kill, not an error of its own, which it reports) is started this often."""
 REPLY_MARGIN = 30.0
 """Seconds beyond the daemon's own deadline after which it counts as hung."""
+_FLUSH = 5.0
+"""Seconds that telling what was noted may take where nothing depends on it."""
 _LEAST = 0.001
 """A socket's time limit of 0 would mean another thing."""
 _ROUNDING = 0.001
 """A wait may end this much before the moment that was asked for."""
 
 T = TypeVar("T")
+
+log = logging.getLogger("cachefs")
 
 
 class Expired(Exception):
@@ -55,6 +61,7 @@ class Session:
         self._idle: list[Connection] = []
         self._given_back: deque[int] = deque()
         self._paused: deque[str] = deque()
+        self._withdrawn: deque[str] = deque()
         self._closed = False
         self._warned: set[str] = set()
 
@@ -126,7 +133,8 @@ class Session:
                 raise ProtocolMismatch(f"the daemon speaks protocol {spoken}, this call needs {version}")
             connection.until = until
             try:
-                self._flush(connection)
+                self._flush(connection, seconds)
+                self._take_back(connection, seconds)
                 connection.send(request, timeout=seconds, fds=fds)
                 return receive(connection, seconds)
             except Lost as e:
@@ -143,21 +151,32 @@ class Session:
         self._given_back.append(lease)
 
     def pause(self, plan: str) -> None:
-        """Note a plan of which nothing is read for now, to be told with the next request or :meth:`flush`."""
+        """Note a plan of which nothing is read for now, to be told with the next request or :meth:`flush`. Takes no
+        lock: finalizers call it."""
         self._paused.append(plan)
 
+    def withdraw(self, plan: str) -> None:
+        """Note a plan that is over, to be told with the next request or :meth:`withdraw_now`. Takes no lock:
+        finalizers call it."""
+        self._withdrawn.append(plan)
+
     def flush(self) -> None:
-        """Give back noted leases now, if a connection is idle; never starts a daemon and never waits for one."""
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            return
-        try:
-            self._flush(connection)
-        except Lost:
-            self.drop_connections()  # no daemon, no lease
-        finally:
-            self._checkin(connection)
+        """Tell of noted leases and paused plans now, if a connection is idle; what cannot be told goes with the next
+        request.
+
+        Never starts a daemon, never raises, waits for no lock and no reply: finalizers call it, in whatever thread
+        they run, also in one that is in this session.
+        """
+        connection = self._idle_now()
+        if connection is not None:
+            self._use(connection, self._flush)
+
+    def withdraw_now(self) -> None:
+        """Tell of noted plans that are over, if a connection is idle, and wait a little until the daemon has taken
+        them back. Never starts a daemon, never raises; what cannot be told goes with the next request."""
+        connection = self._idle_now()
+        if connection is not None:
+            self._use(connection, self._take_back)
 
     def drop_connections(self) -> None:
         """Close the idle connections."""
@@ -177,11 +196,45 @@ class Session:
         self._closed = True
         self.drop_connections()
 
-    def _flush(self, connection: Connection) -> None:
+    def _idle_now(self) -> Connection | None:
+        """An idle connection, if there is one and nobody holds the lock: it may be this very thread."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._idle.pop() if self._idle else None
+        finally:
+            self._lock.release()
+
+    def _use(self, connection: Connection, tell: Callable[[Connection, float], None]) -> None:
+        try:
+            tell(connection, _FLUSH)
+        except Lost:
+            pass  # no daemon, no lease and no plan; the next request finds that out for the other connections
+        except NearflashError as e:
+            log.debug("the daemon was not told what was noted: %s", e)
+        finally:
+            self._checkin(connection)
+
+    def _flush(self, connection: Connection, seconds: float) -> None:
         if leases := _all_of(self._given_back):
-            connection.send(protocol.Release(leases), timeout=REPLY_MARGIN)
+            with _kept(self._given_back, leases):
+                connection.send(protocol.Release(leases), timeout=seconds)
         if (names := _all_of(self._paused)) and connection.version >= protocol.WITH_PLANS:
-            connection.send(protocol.Pause(names), timeout=REPLY_MARGIN)
+            with _kept(self._paused, names):
+                connection.send(protocol.Pause(names), timeout=seconds)
+
+    def _take_back(self, connection: Connection, seconds: float) -> None:
+        names = _all_of(self._withdrawn)
+        with _kept(self._withdrawn, names):
+            while names and connection.version >= protocol.WITH_PLANS:
+                connection.send(protocol.Plan(names[-1], ""), timeout=seconds)
+                try:
+                    connection.receive(timeout=seconds)
+                except NotAnswered:
+                    raise
+                except NearflashError as e:  # no reason for the request that it goes with to fail
+                    log.debug("plan %s was not taken back: %s", names[-1], e)
+                names.pop()
 
     def _checkout(self, until: float) -> Connection:
         with self._lock:
@@ -240,6 +293,18 @@ class Session:
         except Lost:
             return None
         return connection
+
+
+@contextmanager
+def _kept(noted: deque[T], taken: list[T]) -> Iterator[None]:
+    """Noted again if the daemon is not told of them after all; one that is gone needs not be told."""
+    try:
+        yield
+    except Lost:
+        raise
+    except BaseException:
+        noted.extend(taken)
+        raise
 
 
 def _all_of(noted: deque[T]) -> list[T]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from .passes import Prefetch
+from .planahead import Following, Needs
 
 if TYPE_CHECKING:
     from cachefs.client import Client
@@ -24,7 +25,6 @@ _LAST_PART: Final = 8
 """A source's next epoch is asked for from the last eighth of the one before it on."""
 _MOST_TURNS: Final = 4
 """A source that is read more often than that is needed all the time."""
-_NEVER: Final = 2**62
 
 
 class ShardUses(NamedTuple):
@@ -43,6 +43,9 @@ def uses_of(order: MixtureOrder, source: int, position: int, end: int) -> ShardU
     """
     orders, size = order.sources[source], order.sources[source].total
     begin, stop = (int(order.taken(at)[source]) for at in (position, end))
+    if begin == stop:  # so small a share that it is not read
+        none = np.zeros(0, dtype=np.int64)
+        return ShardUses(none, none, none)
     turns = range(begin // size, -(-stop // size))
     if len(turns) > _MOST_TURNS:
         shard = orders(turns[0]).uses_from(0).shard
@@ -92,68 +95,40 @@ class MixtureAhead:
             group.reach(position)
 
     def close(self) -> None:
-        """Plans stay until the next pass's, or the client's end. Idempotent."""
+        """Plans rest until the next pass's take their place, or the client's end. Idempotent."""
         for group in self._groups:
             group.close()
 
 
-class _Group:
-    """Sources of one daemon. It is told of the position before the last one reached, whose samples may still be on
-    their way."""
+class _Group(Following):
+    """Sources of one daemon."""
 
     def __init__(self, order: MixtureOrder, client: Client, position: int, names: PlanNames) -> None:
+        super().__init__(client, names, position)
         self.sources: list[tuple[int, Manifest]] = []
         self._order = order
-        self._client = client
-        self._behind = position
-        self._names = names
-        self._number = names.take()
-        self._declared = False
-        self._closed = False
-        self._edges = np.zeros(0, dtype=np.int64)
-        self._next = -1
-        self._asking: _Asking | None = None
 
     def is_of(self, client: Client) -> bool:
         """Whether that client's daemon is this one."""
         return client is self._client or client.settings == self._client.settings
 
-    def reach(self, position: int) -> None:
-        at, self._behind = self._behind, position
-        if self._asking is None and at >= self._next and not self._tell(at):
-            self._asking = _Asking(self._order, self._client, at, self.sources)
-        if self._asking is not None:
-            self._asking.reach(position)
+    def _ask(self, position: int) -> _Asking:
+        return _Asking(self._order, self._client, position, self.sources)
 
-    def _tell(self, position: int) -> bool:
-        """False if the daemon takes no plan."""
-        name = self._names.of(self._number)
-        if not (self._declared and self._client.progress(name, position)):
-            self._declared = self._declare(name, position)
-        passed = int(np.searchsorted(self._edges, position, side="right"))
-        self._next = int(self._edges[passed]) if passed < len(self._edges) else _NEVER
-        return self._declared
-
-    def _declare(self, name: str, position: int) -> bool:
+    def _needs(self, began: int, position: int) -> Needs:
         """What the rest of this epoch and the next one need."""
         order = self._order
         end = order.total + order.usual
         objects: list[ObjectStat] = []
         uses: list[tuple[int, int, int]] = []
         for source, manifest in self.sources:
-            of = uses_of(order, source, min(position, order.total), end)
+            of = uses_of(order, source, min(began, order.total), end)
             shards, numbers = np.unique(of.shard, return_inverse=True)
             numbers = numbers + len(objects)
             objects += [manifest.stat(shard) for shard in shards.tolist()]
             uses += list(zip(numbers.tolist(), of.first.tolist(), of.last.tolist(), strict=True))
         spans = np.array([(first, last + 1) for _, first, last in uses], dtype=np.int64)
-        self._edges = np.unique(spans)  # between them nothing changes
-        return self._client.plan(name, objects, uses, position=position)
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._names.give_back(self._number)
+        return Needs(objects, uses, np.unique(spans))  # between these nothing changes
 
 
 class _Asking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from cachefs.shard import ObjectStat
 from cachefs.testing.enginebox import CHUNK
 from cachefs.testing.scripted import ScriptedStore
 from cachefs.testing.served import Served, served
-from loader import ShardDataset
+from loader import Mixture, ShardDataset
 from loader.formats import Tokens
 from loader.planahead import PlanNames
 from loader.testing import write_tars
@@ -43,6 +44,12 @@ def store() -> ScriptedStore:
 def server(tmp_path: Path, store: ScriptedStore) -> Iterator[Served]:
     with served(tmp_path, store, quota=SHARDS * 2 * CHUNK // 4 + 4 * CHUNK) as running:
         yield running
+
+
+def forget(server: Served) -> None:
+    """As another daemon knows nothing of the plans there are."""
+    for session in list(server.control.sessions._sessions):
+        server.box.engine.plans.leave(session)
 
 
 def dataset(client: Client, **options: Any) -> ShardDataset:
@@ -132,14 +139,69 @@ def test_another_daemon_is_told_anew(server: Served) -> None:
         samples = iter(dataset(client))
         for _ in range(WINDOWS):
             next(samples)
-        server.call(
-            lambda: [server.box.engine.plans.leave(session) for session in list(server.control.sessions._sessions)]
-        )
+        server.call(lambda: forget(server))
         assert client.stats()["plans"] == 0
         for _ in range(3 * WINDOWS):
             next(samples)
         assert client.stats()["plans"] == 1
         samples.close()  # type: ignore[attr-defined]
+
+
+def test_processes_share_a_plan_at_another_daemon_too(server: Served) -> None:
+    """They are at different positions when it is told anew."""
+    with connect(server.settings) as first, connect(server.settings) as second, connect(server.settings) as watcher:
+        passes = [iter(dataset(client)) for client in (first, second)]
+        for samples, count in zip(passes, (3 * WINDOWS, 2 * WINDOWS), strict=True):
+            for _ in range(count):
+                next(samples)
+        assert watcher.stats()["plans"] == 1
+        server.call(lambda: forget(server))
+        for samples in passes:
+            for _ in range(2 * WINDOWS):
+                next(samples)
+        assert watcher.stats()["plans"] == 1
+        for samples in passes:
+            samples.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("call", ["declare", "progress"])
+def test_a_daemon_with_a_defect_in_its_plans_is_read_from(
+    server: Served, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def defect(*args: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(server.box.engine.plans, call, defect)
+    with connect(server.settings) as client:
+        samples = iter(dataset(client))
+        assert len([next(samples) for _ in range(3 * WINDOWS)]) == 3 * WINDOWS
+        samples.close()  # type: ignore[attr-defined]
+    assert [record.name for record in caplog.records if "was not told" in record.getMessage()] == ["loader"]
+
+
+def test_without_plans_the_samples_are_the_same(server: Served) -> None:
+    got = []
+    with connect(server.settings) as watcher:
+        for plans in ("on", "off"):
+            with connect(server.settings, plans=plans) as client:
+                samples = iter(dataset(client))
+                got.append([next(samples)["tokens"].tobytes() for _ in range(4 * WINDOWS)])
+                assert client.stats()["plans"] == (1 if plans == "on" else 0)
+                samples.close()  # type: ignore[attr-defined]
+            until(lambda: watcher.stats()["plans"] == 0)
+    assert got[0] == got[1]
+
+
+def test_a_plan_of_a_mixture_rests_and_ends_with_it(server: Served) -> None:
+    with connect(server.settings) as client:
+        mixture = Mixture({"a": dataset(client)}, batch_size=16)
+        samples = iter(mixture)
+        next(samples)
+        assert ", paused" not in str(client.stats()["plan_progress"])
+        samples.close()  # type: ignore[attr-defined]
+        assert str(client.stats()["plan_progress"]).endswith(", paused")
+        del samples, mixture
+        until(lambda: gc.collect() >= 0 and client.stats()["plans"] == 0)
 
 
 def test_passes_one_after_the_other_have_one_name() -> None:

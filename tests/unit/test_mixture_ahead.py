@@ -29,6 +29,9 @@ class Asked:
     def plan(self, *args: Any, **options: Any) -> bool:
         return False
 
+    def withdraw(self, name: str) -> None:
+        """It took none."""
+
     def prefetch(self, stats: list[Any]) -> None:
         self.shards += [stat.shard for stat in stats]
 
@@ -91,6 +94,7 @@ class Planned:
         self.plans: dict[str, Any] = {}
         self.told: list[int] = []
         self.forgets = 1
+        self.resting: list[str] = []
 
     def plan(self, name: str, objects: Any, uses: Any, *, position: int) -> bool:
         self.plans[name] = (objects, uses, position)
@@ -100,6 +104,12 @@ class Planned:
         self.told.append(position)
         self.forgets -= 1
         return name in self.plans and self.forgets != 0
+
+    def pause(self, name: str) -> None:
+        self.resting.append(name)
+
+    def withdraw(self, name: str) -> None:
+        del self.plans[name]
 
     def prefetch(self, stats: Any) -> None:
         raise AssertionError("the plan says what is needed")
@@ -137,3 +147,4 @@ def test_one_plan_says_when_each_shard_is_read_in_this_epoch_and_the_next(
     assert position in (begin, clients[0].told[0] if clients[0].told else begin)  # declared anew where it was unknown
     ahead.close()
     ahead.close()
+    assert clients[0].resting == list(clients[0].plans), "until the next pass's takes its place"
