@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -306,6 +307,20 @@ def test_the_memory_of_bins_is_told_before_they_are_made(method: Any, length: in
         layout = bins.layout(5)
         assert layout.nbytes <= bins.layout_bytes <= layout.nbytes + 24 * (bins.count + 1)
         assert int(layout.sizes.sum(dtype=np.int64)) == bins.tokens
+
+
+@pytest.mark.parametrize("method", ["best_fit", "sequential"])
+def test_the_memory_that_making_them_takes_is_bounded(method: Any) -> None:
+    rng = np.random.default_rng(1)
+    bins = Bins(np.clip(rng.lognormal(6, 1.2, 100_000), 1, 1e6).astype(np.int32), 2048, method)
+    assert bins.count  # the patterns are found
+    tracemalloc.start()
+    try:
+        layout = bins.layout(5)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert layout.nbytes < peak < 65 * 100_000
 
 
 def test_what_an_open_shard_takes_is_told(tmp_path: Path) -> None:
