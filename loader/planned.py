@@ -28,6 +28,7 @@ from .reading import Reading
 from .resharding import is_counted_by_accelerate, refuse_resharding
 from .rowsamples import sample_lists
 from .sample import Sample, Stamp
+from .stages_state import refuse_points
 from .state import MOST
 from .stateful import state_from
 from .teams import Team
@@ -239,6 +240,7 @@ class PlannedDataset(IterableDataset[Any]):
         ``StateError`` for the state of another data set. A DataLoader's iterator with workers that was made before is
         not the next pass.
         """
+        refuse_points(state)
         worker = find_worker()
         first = worker_from_dict(self._definition, state, worker)
         base = base_from_dict(self._definition, state)

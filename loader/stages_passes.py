@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cachefs.errors import ConfigError, CountsUnknown, NearflashError, StateError
+from cachefs.errors import ConfigError, CountsUnknown, NearflashError
 
 from .collation import allocating, collate
 from .epochcell import Base, Start
@@ -210,13 +210,6 @@ class FilteredPasses:
         # with another batch size the rest of the epoch may be too short for a batch: then the next one begins
         stays = dataset.definition.base(own) == base
         self._loaded = (base, point) if stays else None
-
-
-def refuse_points(state: Mapping[str, Any]) -> None:
-    """Raise ``StateError`` for a state that only a Loader with filter stages can go on from."""
-    raw = state.get(FIELD)
-    if raw is not None and (raw.get("kept") or raw.get("round")):
-        raise StateError("this is the state of a Loader with filter stages", hint="give this one the same stages")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .pipeline import Pipeline, StageTimes, Window
 from .sample import Stamp
 from .slots import Slots
 from .stages import Stage, Stages
-from .stages_passes import CUT_OFF, FilteredPasses, Making, Staged, refuse_points
+from .stages_passes import CUT_OFF, FilteredPasses, Making, Staged
 from .stages_state import common_state
 from .transfer import SideStream, Transfer, tensor_bytes
 
@@ -215,7 +215,6 @@ class Loader:
         if self._filtered is not None:
             self._filtered.load_state_dict(state)
             return
-        refuse_points(state)
         self.dataset.load_state_dict(state)
 
     def __enter__(self) -> Self:

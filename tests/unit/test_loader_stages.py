@@ -389,8 +389,41 @@ class TestFilter:
                 other.load_state_dict(within)
             other.load_state_dict(whole)
             assert other.state_dict()["filter"]["kept"] == 0
-        with pytest.raises(StateError, match="filter stages"):
-            Loader(data(folder)).load_state_dict(within)
+        for other_kind in (Loader(data(folder)), Loader(data(folder), stages=[Map(doubled)]), data(folder)):
+            with pytest.raises(StateError, match="filter stages"):
+                other_kind.load_state_dict(within)
+            other_kind.load_state_dict(whole)
+
+    @pytest.mark.parametrize("raw", [3, "x", [1], {}, {"kept": "many"}])
+    def test_a_damaged_point_is_refused_without_stages_too(self, folder: Path, raw: Any) -> None:
+        ds = data(folder)
+        state = {**ds.state_dict(), "filter": raw}
+        for target in (ds, Loader(ds), Loader(ds, stages=[Map(doubled)])):
+            with pytest.raises(StateError, match="filter"):
+                target.load_state_dict(state)
+
+    def test_a_common_state_is_of_all_ranks(self, folder: Path) -> None:
+        def saved(rank: int, world: int = 3, size: int = 6) -> dict[str, Any]:
+            ds = data(folder, rank=rank, world_size=world, global_batch_size=size)
+            return Loader(ds, stages=[Filter(kept)], steps=5).state_dict()
+
+        every = [saved(rank) for rank in range(3)]
+        common = Loader.common_state(every)
+        wrong = [
+            (every[:1], "no state of rank 1, 2 of 3"),
+            (every[1:], "no state of rank 0 of 3"),
+            ([*every, every[1]], "several states of rank 1"),
+            ([*every[:2], saved(1, 2)], "different numbers of ranks"),
+            ([*every[:2], saved(2, size=3)], "different numbers of ranks or batch sizes"),
+            ([common], "common state"),
+            ([*every[:2], {**every[2], "filter": {**every[2]["filter"], "rank": 9}}], "rank 9 among 3"),
+            ([*every[:1], *[{**every[0], "filter": {**every[0]["filter"], "world": 2**48}}]], "different numbers"),
+            ([{**every[0], "filter": {**every[0]["filter"], "world": 2**48}}], r"rank 1, 2, .*\.\.\. of"),
+            ([], "no state"),
+        ]
+        for states, text in wrong:
+            with pytest.raises(StateError, match=text):
+                Loader.common_state(states)
 
     @pytest.mark.parametrize("raw", [3, {}, {"kept": -1}, {"kept": True}])
     def test_states_that_are_damaged(self, folder: Path, raw: Any) -> None:
