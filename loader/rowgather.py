@@ -34,13 +34,16 @@ class WindowRows:
 
     Shards are placed side by side in a :class:`~loader.rowspace.RowSpace`; those that the cache could not take, and all
     of them where files cannot be placed, are read shard by shard through the pool of the pass. Nobody writes into what
-    is placed here, so it stays right for later passes.
+    is placed here, so it stays right for later passes. ``resting``: how many stay placed between passes.
     """
 
-    def __init__(self, format: Tokens, manifest: Manifest, client: Client, *, capacity: int) -> None:
+    def __init__(
+        self, format: Tokens, manifest: Manifest, client: Client, *, capacity: int, resting: int | None = None
+    ) -> None:
         self._format = format
         self._manifest = manifest
         self._client = client
+        self._resting = capacity if resting is None else resting
         self._item = format.stored.itemsize
         row = format.step * self._item
         largest = int(manifest.sizes.max(initial=0))
@@ -147,9 +150,13 @@ class WindowRows:
     def _slot(self) -> int:
         """A free place; if there is none, that of the shard that was not wanted for the longest time."""
         if not self._free:
-            placed = np.fromiter(self._open, dtype=np.int64, count=len(self._open))
-            self._forget(int(placed[self._used[placed].argmin()]))
+            self._forget(self._oldest())
         return self._free.pop()
+
+    def _oldest(self) -> int:
+        """The placed shard that was not wanted for the longest time."""
+        placed = np.fromiter(self._open, dtype=np.int64, count=len(self._open))
+        return int(placed[self._used[placed].argmin()])
 
     def _check(self, number: int, begin: int, size: int) -> int:
         """The bytes before the shard's first row. Raises ``FormatError`` for a shard that is not what it was."""
@@ -172,6 +179,18 @@ class WindowRows:
         if self._space is not None:
             self._space.clear(slot)
         shard.close()
+
+    def rest(self) -> None:
+        """The pass is over: more shards than may stay placed until the next one are given back.
+
+        Waits for no lock, for finalizers: where a thread still gathers, all stay.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                while len(self._open) > self._resting:
+                    self._forget(self._oldest())
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """Give back leases. Idempotent; nothing is placed afterwards."""

@@ -225,3 +225,24 @@ def test_what_is_asked_for_without_plans_comes_in_order(server: Served) -> None:
         next(samples)
         assert len(asked) == len(set(asked)) >= 16
         samples.close()  # type: ignore[attr-defined]
+
+
+def test_token_files_are_not_held_beyond_their_use(server: Served) -> None:
+    """What a pass maps of a cache for a quarter of the shards: the others' space is the plan's to use."""
+    with connect(server.settings) as client:
+        tokens = dataset(client)
+        for _ in range(2):
+            assert sum(len(batch["tokens"]) for batch in tokens.batched()) == SHARDS * WINDOWS
+            kept = tokens._definition._rows
+            assert kept is not None and not kept[2]._open, "nothing between passes"
+            assert len(kept[2]._free) == 2, "those of two blocks while it reads"
+        until(lambda: client.evict(None).busy == 0)
+
+
+def test_token_files_stay_placed_where_the_cache_can_spare_them(tmp_path: Path, store: ScriptedStore) -> None:
+    with served(tmp_path, store, quota=SHARDS * 2 * CHUNK * 17) as server, connect(server.settings) as client:
+        tokens = dataset(client)
+        for _ in range(2):
+            assert sum(len(batch["tokens"]) for batch in tokens.batched()) == SHARDS * WINDOWS
+            kept = tokens._definition._rows
+            assert kept is not None and len(kept[2]._open) == SHARDS
