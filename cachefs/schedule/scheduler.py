@@ -24,7 +24,7 @@ from .shares import give_way
 
 _NEW = 0.25
 """What the latest report counts in a reader's pace."""
-_LOOKS = 1000
+_LOOKS = 300
 """Looks at plans in one step of what is done in steps."""
 _SOME = 64
 """Entries without a known use that are looked at first: mostly they are enough."""

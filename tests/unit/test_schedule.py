@@ -7,9 +7,12 @@ from collections import OrderedDict
 from contextlib import closing
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
-from cachefs.schedule import Incoming, Plan, S3Fifo, Scheduler
+from cachefs.schedule import Course, Incoming, Plan, S3Fifo, Scheduler
+from cachefs.schedule.ranks import Ranks
 from cachefs.testing.replay import Replay
 
 
@@ -201,6 +204,109 @@ def test_a_plan_of_many_objects_is_followed_in_full() -> None:
         gone.append(next(scheduler.victims(Incoming(objects[-1], 1, ahead=False))))
         scheduler.removed(gone[-1])
     assert gone == objects[1998:1898:-1], "of those that were used: they are needed last, in the next epoch"
+
+
+def test_over_its_share_a_job_yields_what_is_in_use_last() -> None:
+    """A source of a mixture is all in use for as long as it is read."""
+    scheduler = Scheduler(budget=20)
+    hog, objects = names(8, "a"), names(2, "b")
+    scheduler.declare("a", Plan.of(hog, [10] * 8, [(n, 0 if n < 5 else n, 1000) for n in range(8)]), job="a")
+    scheduler.declare("b", in_order(objects, size=10), job="b")
+    held(scheduler, hog)
+    for ahead in (False, True):
+        order = list(scheduler.victims(Incoming("b0", 10, ahead)))
+        assert order[:3] == ["a7", "a6", "a5"], "what is needed later goes first"
+        assert order[3:] == ["a4", "a3", "a2", "a1"], "until both have the same"
+    assert not set(scheduler.victims(Incoming("new", 10, ahead=False))) & set(names(5, "a")), "nobody's, so no share"
+    scheduler.declare("b", in_order(objects, size=10), job="b", share=9.0)
+    assert list(scheduler.victims(Incoming("b0", 10, ahead=False)))[3:] == ["a4", "a3", "a2", "a1", "a0"]
+    held(scheduler, ["b0"])
+    assert "b0" not in list(scheduler.victims(Incoming("b1", 10, ahead=False))), "its own in use stays"
+
+
+def test_what_a_resting_reader_shares_with_one_that_reads_goes_in_that_ones_order() -> None:
+    scheduler = Scheduler(budget=1)
+    objects = names(6)
+    scheduler.declare("rests", in_order(objects), job="job")
+    scheduler.declare("reads", in_order([*names(3, "r"), *objects[3::-1]]), job="job")
+    held(scheduler, [*objects, *names(3, "r")])
+    scheduler.pause("rests")
+    order = ["5", "4", "0", "1", "2", "3", "r2", "r1", "r0"]
+    assert list(scheduler.victims()) == order, "4 and 5 are needed by no other"
+    scheduler.withdraw("rests")
+    assert [name for name in scheduler.victims() if name not in ("4", "5")] == order[2:]
+
+
+def test_to_rest_and_to_go_on_ranks_nothing_anew() -> None:
+    scheduler = Scheduler(budget=1)
+    objects = names(2000)
+    scheduler.declare("a", in_order(objects), job="job")
+    held(scheduler, objects)
+    places = dict(scheduler._places)
+    scheduler.pause("a")
+    assert all(scheduler._places[name] is place for name, place in places.items())
+    assert next(scheduler.victims(Incoming("new", 1, ahead=False))) == "1999"
+    scheduler.pause("a", paused=False)
+    assert all(scheduler._places[name] is place for name, place in places.items())
+
+
+def test_between_the_steps_all_decisions_are_there() -> None:
+    scheduler = Scheduler(budget=1)
+    objects = names(2000)
+    held(scheduler, objects)
+    plan = in_order(objects)
+    course = Course(plan, 0)
+    steps = 0
+    for _ in scheduler.follow("a", course, course.first_to_come(), job="job"):
+        steps += 1
+        gone = f"{1000 + steps}"
+        scheduler.removed(gone)
+        assert sorted([*scheduler.victims(), gone]) == sorted({*objects} - {f"{1001 + n}" for n in range(steps - 1)})
+        scheduler.progress("a", steps)
+    assert steps > 3
+    left = {*objects} - {f"{1001 + n}" for n in range(steps)}
+    assert list(scheduler.victims())[:3] == ["1999", "1998", "1997"]
+    before = len(left)
+    for _ in scheduler.forget("a"):
+        name = next(scheduler.victims(Incoming("new", 1, ahead=True)), None) or next(scheduler.victims())
+        scheduler.removed(name)
+        left.discard(name)
+        assert set(scheduler.victims()) == left and len(list(scheduler.victims())) == len(left)
+    assert len(left) < before and scheduler.held_bytes() == {} and not scheduler.planned
+
+
+@settings(max_examples=10)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 1500), st.sampled_from([1, 1000])), max_size=50), st.data())
+def test_ranks_keep_all_in_order(changes: list[tuple[bool, int, int]], data: st.DataObject) -> None:
+    """Beyond the size of a block."""
+    ranks, held = Ranks(), dict[str, tuple[int, int]]()
+    rng = random.Random(data.draw(st.integers(0, 1000)))
+
+    def put(first: int, size: int) -> None:
+        name = f"{first} {size}"
+        if name not in held:
+            held[name] = size, first
+            ranks.add(name, size, first)
+
+    for first in rng.sample(range(5000), 1500):
+        put(first, 1)
+    before = [[entry.name for entry in stream] for stream in ranks.streams(0, 1.0)]
+    streams = ranks.streams(0, 1.0)
+    for add, first, size in changes:
+        if add:
+            put(first, size)
+        elif held:
+            name = rng.choice(list(held))
+            ranks.remove(name, *held.pop(name))
+    assert [[entry.name for entry in stream] for stream in streams] == before, "a snapshot"
+    for stream in ranks.streams(0, 1.0):
+        distances = [entry.distance for entry in stream]
+        assert distances == sorted(distances, reverse=True)
+    assert sorted(ranks.names()) == sorted(held)
+    assert ranks.bytes == sum(size for size, _ in held.values())
+    for name in list(held):
+        ranks.remove(name, *held.pop(name))
+    assert ranks.names() == [] and ranks.bytes == 0
 
 
 # --- without a plan -------------------------------------------------------------------------------------------------
