@@ -66,7 +66,7 @@ class Options:
         _check_nodes(self.nodes)
         for view in self.views:
             if not isinstance(view, View):
-                raise ConfigError(f"{view!r} is no view of a format's samples")
+                raise ConfigError(f"packing={view!r} says not how", hint="for example packing=loader.Packing(2048)")
         Decode(self.decode)
 
 

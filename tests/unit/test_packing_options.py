@@ -75,3 +75,9 @@ def test_numbers_and_dtypes_in_any_spelling() -> None:
 def test_files_of_swapped_bytes_are_refused(kind: Any) -> None:
     with pytest.raises(ConfigError, match=r"dtype='>u2'.*little-endian"):
         kind(">u2")
+
+
+@pytest.mark.parametrize("given", [512, True, "best_fit"])
+def test_what_is_no_packing(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"packing=.*loader\.Packing\(2048\)"):
+        ShardDataset(jsonl(tmp_path, [[1]]), batch_size=1, packing=given)
