@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -37,7 +37,15 @@ _AT_ONCE: Final = 1 << 18  # positions that are mixed in one call: the arrays wo
 _MIX: Final = 0x6D6978
 
 
-def exact_shares(weights: Sequence[float]) -> tuple[int, ...]:
+Weight: TypeAlias = float | Fraction
+
+
+def as_written(number: Weight) -> Fraction:
+    """The number that a decimal fraction was written as: 0.7 is 7/10."""
+    return Fraction(repr(float(number))) if isinstance(number, float) else Fraction(number)
+
+
+def exact_shares(weights: Sequence[Weight]) -> tuple[int, ...]:
     """Whole numbers in the proportion of ``weights``, which need not sum up to anything.
 
     A decimal fraction means what is written: 0.7 and 0.3 are 7 and 3. Proportions that would take numbers beyond
@@ -45,9 +53,10 @@ def exact_shares(weights: Sequence[float]) -> tuple[int, ...]:
     each is finite and not negative and one is positive.
     """
     for weight in weights:
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
+        real = isinstance(weight, int | float | Fraction) and not isinstance(weight, bool)
+        if not real or not math.isfinite(weight) or weight < 0:
             raise ConfigError(f"weight {weight!r} is not a number from 0 on")
-    exact = [Fraction(repr(float(weight)) if isinstance(weight, float) else weight) for weight in weights]
+    exact = [as_written(weight) for weight in weights]
     total = sum(exact, Fraction(0))
     if total <= 0:
         raise ConfigError("no source has a weight above 0")

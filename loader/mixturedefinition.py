@@ -210,10 +210,9 @@ class MixtureDefinition(KeepsRows):
             self._cuts[key] = EpochCut(options.length(sizes, reached), self.global_batch, options.whole)
         return self._cuts[key]
 
-    @property
-    def padded(self) -> bool:
-        """Whether a pass may end behind its epoch's samples."""
-        return self.options.pad and self.options.whole is None
+    def padded(self, cut: EpochCut) -> bool:
+        """Whether a pass may end behind the samples of epochs that are cut so."""
+        return self.options.pad and (cut.whole is None or cut.end(0) < cut.batch)
 
     @property
     def total(self) -> int:
@@ -233,7 +232,7 @@ class MixtureDefinition(KeepsRows):
         """An epoch as it is read from ``first`` on; ``stop``: where it ends, if not there where batches do."""
         settings = self.settings(settings)
         cut = self.cut(settings.seed, settings.block)
-        total = cut.end(first) if stop is None or self.padded else stop
+        total = cut.end(first) if stop is None else cut.length if self.padded(cut) else stop
         mixing = self.mixing(settings.seed, settings.block)
         orders = [self._orders_of(number, of) for number, of in enumerate(settings.sources)]
         return MixtureOrder(mixing, orders, settings, epoch=epoch, total=total, usual=cut.end(0))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from cachefs.errors import ConfigError
 
-from .mixing import tempered
+from .mixing import Weight, as_written, tempered
 from .statefields import MOST, is_seed
 
-Weights = Mapping[str, float] | Sequence[float]
+Weights = Mapping[str, float] | Sequence[float] | npt.NDArray[Any]
 Stop = Literal["all", "first"]
 _STOPS: Final = ("all", "first")
 
@@ -73,14 +77,17 @@ class MixtureOptions:
         given = self.weights if self.weights is not None else self.repeat
         return tuple(at for at in range(len(self.names)) if given is None or given[at])
 
-    def weights_of(self, sizes: Sequence[int]) -> tuple[float, ...]:
+    def weights_of(self, sizes: Sequence[int]) -> tuple[Weight, ...]:
         """The weights of the sources that are read, which have so many samples."""
-        weights: tuple[float, ...] = tuple(sizes)
-        if self.weights is not None:
-            weights = tuple(self.weights[at] for at in self.read)
-        elif self.repeat is not None:
-            weights = tuple(self.repeat[at] * size for at, size in zip(self.read, sizes, strict=True))
+        if self.repeat is not None:
+            return self._repeated(sizes)
+        weights = tuple(sizes) if self.weights is None else tuple(self.weights[at] for at in self.read)
         return weights if self.temperature is None else tempered(weights, self.temperature)
+
+    def _repeated(self, sizes: Sequence[int]) -> tuple[Fraction, ...]:
+        """How many samples of each source that is read an epoch with ``repeat`` has."""
+        assert self.repeat is not None  # the caller looked
+        return tuple(as_written(self.repeat[at]) * size for at, size in zip(self.read, sizes, strict=True))
 
     def length(self, sizes: Sequence[int], reached: Sequence[int]) -> int:
         """Positions in an epoch, before it is cut into batches.
@@ -90,7 +97,7 @@ class MixtureOptions:
         if self.samples is not None:
             return self.samples
         if self.repeat is not None:
-            return math.ceil(sum(self.repeat[at] * size for at, size in zip(self.read, sizes, strict=True)))
+            return math.ceil(sum(self._repeated(sizes)))
         return min(reached) if self.stop == "first" else max(reached)
 
     @property
@@ -112,10 +119,18 @@ def by_name(argument: str, names: Sequence[str], values: Weights | None) -> tupl
                 f"{argument} and sources differ in {', '.join(unlike)}",
                 hint="name each source in both; 0 leaves it out",
             )
-        return tuple(values[name] for name in names)
-    if len(values) != len(names):
+        return tuple(_plain(values[name]) for name in names)
+    listed = values.ndim == 1 if isinstance(values, np.ndarray) else isinstance(values, Sequence)
+    if not listed or isinstance(values, str | bytes) or len(values) != len(names):
         raise ConfigError(f"{argument}={values!r} is not one number for each of {len(names)} sources")
-    return tuple(values)
+    return tuple(map(_plain, values))
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's that is written alike; anything else as it is, to be refused."""
+    if isinstance(value, np.integer):
+        return int(value)
+    return float(str(value)) if isinstance(value, np.floating) else value
 
 
 def _check_numbers(argument: str, names: Sequence[str], numbers: Sequence[float]) -> None:

@@ -204,12 +204,11 @@ def base_of(mixture: MixtureDefinition, raw: Mapping[str, Any]) -> Base:
     state.check(mixture.names, mixture.shares, [manifest.digest for manifest in mixture.manifests])
     cut, world = mixture.cut(state.seed, state.block), mixture.place.world
     position, stop = state.position, state.stop
-    if stop is not None and mixture.padded and world > 1 and position >= cut.length:
-        position, stop = cut.length, None  # what is left are repeats, too few for many ranks
-    if stop is not None and mixture.padded:
-        end = cut.length
-    elif stop is not None and world == 1:
-        end = stop
+    padded = mixture.padded(cut)
+    if stop is not None and world > 1:  # many ranks end where batches do, and leave repeats, too few for them
+        position, stop = min(position, cut.length) if padded else position, None
+    if stop is not None:
+        end = cut.length if padded else stop
     else:  # a shorter epoch than the one it was saved in may be over
         end = max(cut.end(position), position)
     settings = MixtureSettings(

@@ -41,22 +41,41 @@ class Keys(Protocol):
         """What is there afterwards; an empty ``expected`` stands for nothing."""
 
 
-def job_keys(world: int, nodes: int) -> Keys | None:
+def job_store() -> object | None:
     """Where the ranks of this job meet: the store that ``torch.distributed`` was initialised with, if it is a TCPStore.
 
-    By a connection of its own where that can be made, so as not to wait for what others ask.
+    The same object until the process group is made anew.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     store: Any = distributed.distributed_c10d._get_default_store()
     base = getattr(store, "_underlying_non_prefix_store", store)
-    if not isinstance(base, distributed.TCPStore):
+    return store if isinstance(base, distributed.TCPStore) else None
+
+
+def job_keys(world: int, nodes: int) -> Keys | None:
+    """The part of :func:`job_store` in which names are agreed.
+
+    By a connection of its own where that can be made, so as not to wait for what others ask.
+    """
+    store: Any = job_store()
+    if store is None:
         return None
-    if hasattr(store, "clone"):
-        store = store.clone()
-    keys: Keys = distributed.PrefixStore(f"nearflash/loader/nodes/{world}/{nodes}", store)
+    keys: Keys = sys.modules["torch.distributed"].PrefixStore(
+        f"nearflash/loader/nodes/{world}/{nodes}", _connected(store)
+    )
     return keys
+
+
+def _connected(store: Any) -> Any:
+    """The store by a connection of its own, or itself where it makes none: if it answers nobody, asking it tells."""
+    if not hasattr(store, "clone"):
+        return store
+    try:
+        return store.clone()
+    except RuntimeError:
+        return store
 
 
 def tell(keys: Keys, number: int, name: str) -> None:

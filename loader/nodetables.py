@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -21,7 +22,7 @@ from cachefs.errors import ConfigError, NearflashError, StateError
 from cachefs.hashing import name_digest
 
 from .epochs import OrderSettings
-from .nodenames import Keys, agree, job_keys, tell
+from .nodenames import Keys, agree, job_keys, job_store, tell
 from .nodes import (
     assign_lanes,
     grouped,
@@ -48,6 +49,9 @@ class Job(Protocol):
 
     def keys(self, world: int, nodes: int) -> Keys | None: ...
 
+    def meeting(self) -> object | None:
+        """That through which the ranks meet: another object once they meet anew; ``None`` where they do not."""
+
     def host(self) -> str: ...
 
     def in_worker(self) -> bool:
@@ -62,6 +66,9 @@ class ThisJob:
 
     def keys(self, world: int, nodes: int) -> Keys | None:
         return job_keys(world, nodes)
+
+    def meeting(self) -> object | None:
+        return job_store()
 
     def host(self) -> str:
         return socket.gethostname()
@@ -88,7 +95,7 @@ class Split:
 
 
 class NodeTables:
-    """Of one data set. ``nodes`` is the user's argument. A copy knows what the original did."""
+    """Of one data set. ``nodes`` is the user's argument. A copy knows the tables that the original did."""
 
     def __init__(self, nodes: Nodes, job: Job | None = None) -> None:
         self._nodes = nodes
@@ -96,6 +103,7 @@ class NodeTables:
         self._previous: dict[int, Table] = {}
         self._agreed: dict[tuple[int, int], Table] = {}
         self._told: tuple[int, int, int] | None = None  # process, ranks, nodes
+        self._met: weakref.ref[Any] | None = None  # through what it was told and agreed
         self._handed: Table | NearflashError | None = None  # names, to workers
         self._runs: Int64s | None = None
         self._last: tuple[Any, Table] | None = None  # the table made last, and of what
@@ -138,6 +146,7 @@ class NodeTables:
         """Tell the others this node's name, if that is for this rank to do; once. Waits for nobody."""
         if isinstance(self._nodes, Sequence) or self._job.in_worker():
             return
+        self._meet()
         nodes = self.count(place)
         told = (os.getpid(), place.world, nodes)
         if nodes == 1 or self._told == told:
@@ -150,11 +159,19 @@ class NodeTables:
             tell(keys, number, self._job.host())
         self._told = told
 
+    def _meet(self) -> None:
+        """Forget what was told and agreed where the ranks met before, once they meet anew: some may be others."""
+        meeting = self._job.meeting()
+        if meeting is None or self._met is None or self._met() is not meeting:
+            self._told, self._agreed = None, {}
+            self._met = None if meeting is None else weakref.ref(meeting)
+
     def hand(self, place: Place) -> None:
         """Agree on names for the workers that are about to be started. They raise what goes wrong here: an error in
         what is called before a fork reaches nobody."""
         if self._job.in_worker():
             return
+        self._handed = None
         try:
             self._handed = self._names(place) if self.count(place) > 1 else None
         except NearflashError as e:
@@ -171,6 +188,7 @@ class NodeTables:
             if isinstance(self._handed, NearflashError):
                 raise self._handed
             return self._handed
+        self._meet()
         key = (place.world, self.count(place))
         if key not in self._agreed:
             keys = self._job.keys(*key)
@@ -242,4 +260,4 @@ class NodeTables:
         return self._last[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_told": None}
+        return {**self.__dict__, "_told": None, "_agreed": {}, "_met": None}  # another process asks for itself

@@ -42,7 +42,7 @@ def after_batches(definition: Plannable, start: Start, batches: int) -> Base:
     settings = start.base.settings
     epoch, position = start.epoch, start.position
     rule = definition.rule
-    if start.stop is not None:
+    if start.stop is not None and rule.place.world == 1:  # many ranks end where batches do
         plan = definition.plan(start)
         if plan.has(batches):
             return Base(epoch, position + batches * rule.global_batch, settings, start.stop)

@@ -56,8 +56,10 @@ def base_of(definition: Definition, raw: Mapping[str, Any]) -> Base:
         state.check(
             lambda epoch: definition.order(state.settings, epoch), _checked_stop(definition, order, state, stop)
         )
-    if stop is not None and definition.place.world > 1 and order.complete and state.position >= order.total:
-        return Base(state.epoch + 1, 0, state.settings)  # what is left are repeats, too few for many ranks
+    if definition.place.world > 1:  # many ranks end where batches do
+        if stop is not None and order.complete and state.position >= order.total:
+            return Base(state.epoch + 1, 0, state.settings)  # what is left are repeats, too few for many ranks
+        stop = None
     return Base(state.epoch, state.position, state.settings, stop)
 
 

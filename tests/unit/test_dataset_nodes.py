@@ -223,6 +223,9 @@ class FakeJob:
     def keys(self, world: int, nodes: int) -> FakeKeys | None:
         return self._store
 
+    def meeting(self) -> FakeKeys | None:
+        return self._store
+
     def host(self) -> str:
         return self._host
 
@@ -284,6 +287,55 @@ class TestLaunched:
     def test_workers_that_nobody_saw_starting_write_no_table(self, folder: Path) -> None:
         [ds, *_] = launched(folder, FakeKeys())
         assert list(DataLoader(_Hidden(ds), batch_size=None, num_workers=1, multiprocessing_context="fork")) == [[]]
+
+
+class TestMeetingAnew:
+    """The process group was made anew: ranks that lived on must agree with those that are new."""
+
+    SETTINGS = OrderSettings(seed=0, lanes=8, block_shards=1, shuffle=True, exchange=False, balance="bytes", cut=False)
+
+    def test_names_are_told_and_agreed_again(self) -> None:
+        job, others = FakeJob("a", FakeKeys()), FakeJob("b", FakeKeys())
+        others._store = job._store
+        survivor, gone = NodeTables(None, job), NodeTables(None, others)
+        gone.tell(Place(2, 4))
+        before = survivor.table(Place(0, 4), self.SETTINGS)
+        assert gone.table(Place(2, 4), self.SETTINGS) == before and set(before) == {"a", "b"}
+        job._store = FakeKeys()  # the survivor is the second node now
+        joined = NodeTables(None, FakeJob("c", job._store))
+        joined.tell(Place(0, 4))
+        survivor.tell(Place(2, 4))
+        assert job._store.held["node/1"] == b"a"
+        tables = []
+        for one, place in ((survivor, Place(2, 4)), (joined, Place(0, 4))):
+            settings = replace(self.SETTINGS, table=one.remember(before))
+            split = one.split(place, settings)
+            assert split is not None
+            tables.append((one.table(place, settings), split.node_of_lane.tolist()))
+        assert tables[0] == tables[1]
+        assert set(tables[0][0]) == {"a", "c"}
+
+    def test_without_a_meeting_none_is_remembered(self) -> None:
+        job = FakeJob("a", FakeKeys())
+        tables = NodeTables(None, job)
+        assert job._store is not None
+        job._store.set("node/1", "b")
+        assert set(tables.table(Place(0, 4), self.SETTINGS)) == {"a", "b"}
+        job._store = None
+        assert set(tables.table(Place(0, 4), self.SETTINGS)) == {"node-0", "node-1"}
+
+    def test_a_copy_asks_for_itself(self) -> None:
+        job = FakeJob("a", FakeKeys())
+        assert job._store is not None
+        job._store.set("node/1", "b")
+        tables = NodeTables(None, job)
+        wanted = tables.table(Place(0, 4), self.SETTINGS)
+        made: NodeTables = pickle.loads(pickle.dumps(tables))
+        assert made.table(Place(0, 4), self.SETTINGS) == wanted
+        made._job = FakeJob("a", FakeKeys())
+        assert isinstance(made._job, FakeJob) and made._job._store is not None
+        made._job._store.set("node/1", "z")
+        assert set(made.table(Place(0, 4), self.SETTINGS)) == {"a", "z"}
 
 
 class InWorker(FakeJob):

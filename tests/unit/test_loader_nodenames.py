@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from cachefs.errors import NearflashError
 from cachefs.testing.clock import ManualClock
-from loader.nodenames import WAIT, agree, tell
+from loader.nodenames import WAIT, agree, job_keys, job_store, tell
 
 
 class FakeKeys:
@@ -114,6 +114,27 @@ def test_two_nodes_on_one_machine_are_told_apart() -> None:
     for number in range(2):
         tell(keys, number, "here")
     assert agree(keys, 2) == ("here", "here#2")
+
+
+def test_a_store_that_makes_no_connection_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server is gone: that is told by who asks it, with the way out."""
+    c10d: Any = dist
+
+    class Gone(c10d.TCPStore):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+        def clone(self) -> Any:
+            raise dist.DistNetworkError("connection refused")
+
+    store = Gone()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(c10d.distributed_c10d, "_get_default_store", lambda: store)
+    assert job_store() is store
+    keys = job_keys(4, 2)
+    assert keys is not None
+    tell(keys, 0, "x")
+    assert store.check(["nearflash/loader/nodes/4/2/node/0"])
 
 
 def test_through_a_real_store() -> None:

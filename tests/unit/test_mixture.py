@@ -209,6 +209,15 @@ class TestEpochs:
         counts = Counter(number for number, _ in pairs(mixture))
         assert sum(counts.values()) == 60
 
+    def test_repeat_means_what_is_written(self, root: Path, tmp_path: Path) -> None:
+        """In floats 1.1 times 100 is more than 110."""
+        write_tars(tmp_path / "hundred", [60, 40])
+        hundred, b = source(tmp_path, "hundred"), source(root, "b")
+        assert len(Mixture([hundred], repeat=[1.1], batch_size=1)) == 110
+        mixture = Mixture([hundred, b], repeat=[1.1, 0.2], batch_size=1)
+        assert len(mixture) == 111
+        assert mixture._definition.shares == (110, 1)
+
     def test_without_weights_sources_are_mixed_by_size_and_a_temperature_evens_that_out(self, root: Path) -> None:
         assert mix(root, weights=None).proportions == pytest.approx({"a": 30 / 36, "b": 5 / 36, "c": 1 / 36})
         even = mix(root, weights=None, temperature=float("inf")).proportions
@@ -349,6 +358,55 @@ class TestStates:
             rest = pairs(resumed) + pairs(resumed)
             assert rest == whole[cut : cut + len(rest)]
 
+    @pytest.mark.parametrize("cut", [1, 3, 5, 7, 19, 20, 23])
+    @pytest.mark.parametrize("samples", [5, 20, 27])
+    def test_a_padded_epoch_that_is_shorter_than_a_batch_goes_on_from_any_sample(
+        self, root: Path, samples: int, cut: int
+    ) -> None:
+        own: dict[str, Any] = {"batch": 20, "samples": samples, "within": "batch", "pad": True}
+        own["weights"] = [1, 1, 1]
+
+        def read(mixture: Mixture, count: int) -> list[tuple[int, int, bool]]:
+            out: list[tuple[int, int, bool]] = []
+            while len(out) < count:
+                for sample in islice(mixture, count - len(out)):
+                    out.append((sample["__source__"], sample["__id__"], sample["__repeat__"]))
+            return out
+
+        whole = read(mix(root, **own), 60)
+        mixture = mix(root, **own)
+        assert read(mixture, cut) == whole[:cut]
+        state = json.loads(json.dumps(mixture.state_dict()))
+        resumed = mix(root, **own)
+        resumed.load_state_dict(state)
+        assert read(resumed, 60 - cut) == whole[cut:]
+
+    @pytest.mark.parametrize("options", [{"stop": "first"}, {"samples": 31, "drop_last": False}, {"pad": True}])
+    def test_many_ranks_go_on_from_within_a_batch_and_their_states_load(
+        self, root: Path, options: dict[str, Any]
+    ) -> None:
+        """One rank stops between two samples, two go on, and one again after any of their batches."""
+        own: dict[str, Any] = {"weights": [1, 1, 0], **options}
+        sequence = pairs(mix(root, batch=1, weights=[1, 1, 0], samples=200))
+        for cut in (3, 5, 7):
+            alone = mix(root, batch=4, **own)
+            assert pairs(islice(alone, cut)) == sequence[:cut]
+            state = json.loads(json.dumps(alone.state_dict()))
+            for batches in range(8):
+                two = mix(root, batch=2, rank=0, world_size=2, **own)
+                two.load_state_dict(state)
+                between = json.loads(json.dumps(two.state_at(batches)))
+                again = mix(root, batch=2, rank=1, world_size=2, **own)
+                again.load_state_dict(between)
+                assert again.state_at(0) == between
+                one = mix(root, batch=4, **own)
+                one.load_state_dict(between)
+                assert between["begin"] + between["position"] >= cut
+                at = between["begin"] + between["position"]
+                if not own.get("pad"):
+                    assert at == cut + 2 * batches
+                assert pairs(islice(one, 2)) == sequence[at : at + 2]
+
     def test_the_state_says_the_seed_and_the_sources_orders(self, root: Path) -> None:
         before = mix(root, seed=4)
         expected = pairs(before)
@@ -433,6 +491,12 @@ class TestArguments:
         ("options", "says"),
         [
             ({"weights": [1, 2]}, "one number for each of 3"),
+            ({"weights": 3}, "one number for each of 3"),
+            ({"weights": "abc"}, "one number for each of 3"),
+            ({"weights": np.ones((3, 1))}, "one number for each of 3"),
+            ({"weights": np.array([True, True, True])}, "source 'a'"),
+            ({"weights": [1, "2", 3]}, "source 'b'"),
+            ({"weights": [1, 1j, 3]}, "source 'b'"),
             ({"weights": {"a": 1, "b": 2}}, "differ in c"),
             ({"weights": [1, -2, 0]}, "source 'b'"),
             ({"weights": [0, 0, 0]}, "no source"),
@@ -451,6 +515,13 @@ class TestArguments:
     def test_wrong_ones_are_told(self, root: Path, options: dict[str, Any], says: str) -> None:
         with pytest.raises(ConfigError, match=says):
             mix(root, **options)
+
+    @pytest.mark.parametrize("kind", ["int64", "float32", "float64", "uint8"])
+    def test_numbers_of_numpy_are_numbers(self, root: Path, kind: str) -> None:
+        weights = np.array([7, 2, 1], dtype=kind) / (10 if kind.startswith("float") else 1)
+        weights = weights.astype(kind)
+        assert mix(root, weights=weights)._definition.shares == (7, 2, 1)
+        assert mix(root, weights=dict(zip("abc", weights, strict=True)))._definition.shares == (7, 2, 1)
 
     def test_what_is_no_data_set_is_told(self, root: Path) -> None:
         sources: Sequence[Any]
