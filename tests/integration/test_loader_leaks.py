@@ -93,8 +93,9 @@ class Breaking:
 
 def break_off_often(url: str, here: Node, count: int) -> None:
     cache, breaking = here.settings.cache_dir, Breaking(url, here)
+    # the latest passes' maps and workers may be on their way out
+    assert eventually(lambda: left(cache, *breaking.workers)[2:] == (0, [])), left(cache, *breaking.workers)
     before = left(cache, *breaking.workers)
-    assert before[2:] == (0, [])
     for number in range(count):
         breaking.break_off(number)
 
@@ -180,9 +181,9 @@ RUNS = [
 def test_memory_does_not_grow_with_the_samples_that_were_read(tmp_path: Path, kind: str, samples: int) -> None:
     options: dict[str, Any] = {"batch_size": 50, "ids": True, "seed": 1}
     if kind == "tars":
-        write_tars(tmp_path, [250] * 20)
+        write_tars(tmp_path, [250] * 4)
     else:
-        write_tokens(tmp_path / "t.bin", 5000 * 16)
+        write_tokens(tmp_path / "t.bin", 1000 * 16)
         options["format"] = Tokens(length=16)
     ds = ShardDataset(tmp_path, **options)
     source: Any = loader.Loader(ds, threads=2) if kind == "threads" else ds
@@ -190,7 +191,7 @@ def test_memory_does_not_grow_with_the_samples_that_were_read(tmp_path: Path, ki
     for seen in passes(source, samples):
         if seen >= samples // 4:  # by then whatever is kept from pass to pass is there
             taken.append(anonymous())
-    assert len(taken) > 3
     # the least of the first third and of the last: what is free in between is the allocator's affair
     third = len(taken) // 3
+    assert third >= 5
     assert min(taken[-third:]) - min(taken[:third]) < 2 << 20

@@ -118,23 +118,44 @@ def test_missing_counts_are_named_and_len_has_no_length() -> None:
 
 def test_a_billion_samples_in_a_hundred_thousand_shards() -> None:
     counts = np.random.default_rng(0).integers(9_000, 11_001, 100_000)
-    began = time.process_time()
-    made = Orders.begin(counts, counts * 4096, batch=4096, nodes=16, seed=0, shuffle=True)
-    order = made(3)
-    built = time.process_time() - began
+    order = Orders.begin(counts, counts * 4096, batch=4096, nodes=16, seed=0, shuffle=True)(3)
     assert order.total == counts.sum() > 9.9e8
-    assert built < 2
+    positions = np.random.default_rng(2).integers(0, order.total, 100_000)
+    shard, index = order.locate(positions)
+    assert (index < counts[shard]).all()
+    assert len(set(zip(shard.tolist(), index.tolist(), strict=True))) == len(set(positions.tolist()))
+
+
+@pytest.mark.slow
+def test_a_large_order_is_made_and_looked_into_in_little_time() -> None:
+    counts = np.random.default_rng(0).integers(9_000, 11_001, 100_000)
+    began = time.process_time()
+    order = Orders.begin(counts, counts * 4096, batch=4096, nodes=16, seed=0, shuffle=True)(3)
+    total = order.total
+    assert time.process_time() - began < 2
     costs = []
-    for position in np.random.default_rng(1).integers(0, order.total, 50).tolist():
+    for position in np.random.default_rng(1).integers(0, total, 50).tolist():
         one = np.array([position])
         began = time.process_time()
         order.locate(one)
         costs.append(time.process_time() - began)
     assert np.median(costs) < 1e-3
-    positions = np.random.default_rng(2).integers(0, order.total, 100_000)
-    shard, index = order.locate(positions)
-    assert (index < counts[shard]).all()
-    assert len(set(zip(shard.tolist(), index.tolist(), strict=True))) == len(set(positions.tolist()))
+
+
+def test_looking_into_a_large_order_takes_memory_for_what_is_asked_alone() -> None:
+    """Nothing that grows with the shards is made for one position."""
+    counts = np.full(100_000, 10_000)
+    order = Orders.begin(counts, counts * 4096, batch=4096, nodes=16, seed=0, shuffle=True)(3)
+    order.locate(np.array([0]))
+    peaks = []
+    for position in np.random.default_rng(1).integers(0, order.total, 20).tolist():
+        tracemalloc.start()
+        try:
+            order.locate(np.array([position]))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert max(peaks) < 2e5
 
 
 def test_the_memory_of_a_large_order_is_bounded_by_its_shards() -> None:
