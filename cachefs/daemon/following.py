@@ -50,7 +50,8 @@ class Followed:
 class Following:
     """A scheduler for several threads; the :class:`~cachefs.flash.eviction.Ranking` of a daemon's store.
 
-    ``fifo``: without any plan S3-FIFO decides what goes first, otherwise the time of the last use.
+    ``fifo``: without any plan S3-FIFO decides what goes first, otherwise the time of the last use. ``on_room`` is
+    called in any thread, perhaps with the store's lock held, when what found no room may be asked for again.
     """
 
     def __init__(self, clock: Clock, *, fifo: bool) -> None:
@@ -60,6 +61,7 @@ class Following:
         self._fifo = S3Fifo() if fifo else None
         self._plans: dict[Key, Followed] = {}
         self.quota: int | None = None
+        self.on_room: Callable[[], object] = lambda: None
 
     # --- plans; called in the event loop ----------------------------------------------------------------------------
 
@@ -145,7 +147,9 @@ class Following:
 
     def removed(self, name: str) -> None:
         with self._lock:
-            self._scheduler.removed(name)
+            freed = self._scheduler.removed(name)
+        if freed:
+            self.on_room()
         if self._fifo is not None:
             self._fifo.removed(name)
 

@@ -1,8 +1,8 @@
 """Plans as clients declare them: assembled from pieces, shared by the processes of a job, dropped with their clients.
 
 A plan is followed once, however many processes read it (the workers of a loader, the ranks of a node): its position is
-that of the one that is furthest behind. The plan that takes the place of another one of its name does so once it is
-followed; until then the former one stays.
+that of the one that is furthest behind, of those that still come on. The plan that takes the place of another one of
+its name does so once it is followed; until then the former one stays.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MOST_BYTES = 512 << 20
 """Memory for all plans together, as estimated; more is refused."""
 PATIENCE = 10.0
 """Seconds without a piece after which somebody else may send a plan."""
+SILENCE = 300.0
+"""Seconds without a word, while others of the same plan speak, after which a reader holds up the plan no more."""
 _OBJECT_BYTES = 500
 _USE_BYTES = 200
 _MOST_NAMES = 64
@@ -54,6 +56,14 @@ class _Upload:
     memory: int = 0
 
 
+@dataclass(frozen=True)
+class _At:
+    """Where a reader is, and when it said so."""
+
+    position: int
+    said: float
+
+
 class Plans:
     """All plans of a daemon. Belongs to one event loop, but for :attr:`following`.
 
@@ -66,7 +76,7 @@ class Plans:
         self.following = Following(clock, fifo=fifo)
         self.on_ready: Callable[[], object] = lambda: None
         self._uploads: dict[Key, _Upload] = {}
-        self._readers: dict[Key, dict[Who, int]] = {}
+        self._readers: dict[Key, dict[Who, _At]] = {}
         self._paused: set[tuple[Who, Key]] = set()
         self._declared: dict[Who, Key] = {}
         self._former: dict[Who, Key] = {}
@@ -91,7 +101,7 @@ class Plans:
         if key is None or (self.following.get(key) is None and self._stalled(key, who)):
             return protocol.Planned("lost")
         readers = self._readers[key]
-        readers[who] = max(readers[who], request.position)
+        readers[who] = _At(max(readers[who].position, request.position), self._clock.monotonic())
         self._paused.discard((who, key))
         self._move(key)
         return protocol.Planned("known")
@@ -192,7 +202,7 @@ class Plans:
                 self._quit(who, before)
         self._declared[who] = key
         self._paused.discard((who, key))
-        self._readers.setdefault(key, {})[who] = position
+        self._readers.setdefault(key, {})[who] = _At(position, self._clock.monotonic())
         followed = self.following.get(key)
         if followed is not None:
             self._move(key)
@@ -238,10 +248,16 @@ class Plans:
             del self._uploads[key]
 
     def _position(self, key: Key) -> tuple[int, bool]:
-        """That of the reader that is furthest behind, of those that read; and whether none does."""
+        """That of the reader that is furthest behind, of those that read; and whether none does.
+
+        One that is silent for long counts no more until it speaks again.
+        """
         readers = self._readers[key]
         reading = [at for who, at in readers.items() if (who, key) not in self._paused]
-        return (min(reading), False) if reading else (max(readers.values()), True)
+        if not reading:
+            return max(at.position for at in readers.values()), True
+        latest = max(at.said for at in reading)
+        return min(at.position for at in reading if latest - at.said <= SILENCE), False
 
     def _move(self, key: Key) -> None:
         position, paused = self._position(key)

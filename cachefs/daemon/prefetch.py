@@ -76,8 +76,9 @@ class Prefetcher:
 
     async def look(self) -> None:
         """There may be something to bring in."""
-        async with self._arrived:
-            self._arrived.notify_all()
+        if self._queue or self._engine.plans.following.wants:
+            async with self._arrived:
+                self._arrived.notify_all()
 
     def _look_soon(self) -> None:
         task = asyncio.ensure_future(self.look())
@@ -86,10 +87,14 @@ class Prefetcher:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        self._engine.plans.on_ready = self._look_soon
-        async with asyncio.TaskGroup() as group:
-            for _ in range(PARALLEL):
-                group.create_task(self._work())
+        plans, loop = self._engine.plans, asyncio.get_running_loop()
+        plans.on_ready, plans.following.on_room = self._look_soon, lambda: loop.call_soon_threadsafe(self._look_soon)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(PARALLEL):
+                    group.create_task(self._work())
+        finally:
+            plans.on_ready = plans.following.on_room = lambda: None
 
     async def _work(self) -> None:
         while True:

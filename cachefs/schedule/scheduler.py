@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from math import inf
 
 from .incoming import Incoming
 from .plan import Course, Plan
-from .ranks import Ranked, Ranks, size_class, weight
+from .ranks import Ranked, size_class, weight
+from .readers import Reader, Readers
 from .shares import give_way
 
-_NEW = 0.25
-"""What the latest report counts in a reader's pace."""
 _LOOKS = 300
 """Looks at plans in one step of what is done in steps."""
 _SOME = 64
@@ -37,28 +36,6 @@ class Wanted:
     key: Hashable
     number: int
     use: int
-
-
-@dataclass(eq=False)
-class Reader:
-    """A plan that is being followed. ``pace`` is in seconds per position, if known; ``paused``: nobody reads now."""
-
-    key: Hashable
-    job: str
-    course: Course
-    asked: int = 0
-    ranks: Ranks = field(default_factory=Ranks)
-    blocked: bool = False
-    paused: bool = False
-    pace: float | None = None
-    reported: float | None = None
-
-    def note_pace(self, positions: int, now: float) -> None:
-        if self.reported is not None and positions > 0 and now > self.reported:
-            pace = (now - self.reported) / positions
-            self.pace = pace if self.pace is None else self.pace + _NEW * (pace - self.pace)
-        if self.reported is None or positions > 0:
-            self.reported = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +56,11 @@ class Scheduler:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._readers: dict[Hashable, Reader] = {}
+        self._readers = Readers()
         self._leaving: list[Reader] = []
         self._shares: dict[str, float] = {}
         self._places: dict[str, _Place] = {}
         self._spare: dict[str, None] = {}
-        self._usual: float | None = None
 
     # --- what is held -----------------------------------------------------------------------------------------------
 
@@ -93,7 +69,7 @@ class Scheduler:
         for name in list(self._places):
             self._unrank(name)
         self._spare = dict.fromkeys(sizes)
-        for reader in self._readers.values():
+        for reader in self._readers:
             _exhaust(self._ranked_in_steps(reader))
 
     def added(self, name: str) -> None:
@@ -105,9 +81,11 @@ class Scheduler:
             del self._spare[name]
             self._spare[name] = None
 
-    def removed(self, name: str) -> None:
+    def removed(self, name: str) -> bool:
+        """An entry is gone. True if somebody waited for room, and may ask again."""
         self._spare.pop(name, None)
         self._unrank(name)
+        return self._unblock()
 
     def holds(self, name: str) -> bool:
         return name in self._places or name in self._spare
@@ -136,8 +114,8 @@ class Scheduler:
         """
         reader = self._readers.get(key)
         if reader is None:
-            reader = self._readers[key] = Reader(key, job, course, begun)
-            self._usual = None
+            reader = Reader(key, job, course, begun)
+            self._readers.add(reader)
         else:
             forward = course.position >= reader.course.position
             reader.asked = max(reader.asked, begun) if forward else begun
@@ -147,10 +125,10 @@ class Scheduler:
 
     def forget(self, key: Hashable) -> Iterator[None]:
         """Withdraw a plan, in steps. What nobody else needs counts as not needed at once."""
-        reader = self._readers.pop(key, None)
+        reader = self._readers.pop(key)
         if reader is None:
             return iter(())
-        self._usual, reader.paused = None, True
+        reader.paused = True
         self._leaving.append(reader)
         return self._left_in_steps(reader)
 
@@ -158,14 +136,12 @@ class Scheduler:
         """A reader has come to ``position`` of its plan, at ``now`` (seconds of any clock)."""
         reader = self._readers[key]
         if now is not None:
-            reader.note_pace(position - reader.course.position, now)
-            self._usual = None
+            self._readers.note_pace(reader, position, now)
         names = reader.course.plan.names
         for number in reader.course.advance(position):
             if self.holds(names[number]):
                 self._rank(names[number])
-        for other in self._readers.values():
-            other.blocked = False
+        self._unblock()
 
     def pause(self, key: Hashable, *, paused: bool = True) -> None:
         """Nobody reads a plan for the time being (or somebody does again): until it goes on, what it needs counts as
@@ -187,7 +163,7 @@ class Scheduler:
     def held_bytes(self) -> dict[str, int]:
         """By job, the bytes held of what it needs sooner than others."""
         out = dict.fromkeys(self._shares, 0)
-        for reader in (*self._readers.values(), *self._leaving):
+        for reader in (*self._readers, *self._leaving):
             out[reader.job] += reader.ranks.bytes
         return out
 
@@ -195,7 +171,7 @@ class Scheduler:
 
     def next_wanted(self) -> Wanted | None:
         """The object to bring in next, asked for once each time it is needed; ``None`` if there is none for now."""
-        reader = self._hungriest()
+        reader = self._readers.hungriest(self.budget)
         if reader is None:
             return None
         reader.asked += 1
@@ -204,23 +180,7 @@ class Scheduler:
     @property
     def wants(self) -> bool:
         """Whether :meth:`next_wanted` has something."""
-        return self._hungriest() is not None
-
-    def _hungriest(self) -> Reader | None:
-        """The reader with an object to bring in that is needed before those of others."""
-        reading = [reader for reader in self._readers.values() if not reader.paused]
-        budget = -(-self.budget // max(1, len(reading)))
-        soonest: tuple[float, Reader] | None = None
-        for reader in reading:
-            course = reader.course
-            window = course.window(budget)
-            while reader.asked < window and course.is_over(reader.asked):
-                reader.asked += 1
-            if reader.asked < window and not reader.blocked:
-                wait = course.distance(course.plan.first[reader.asked]) * self._pace(reader)
-                if soonest is None or wait < soonest[0]:
-                    soonest = wait, reader
-        return None if soonest is None else soonest[1]
+        return self._readers.hungriest(self.budget) is not None
 
     def defer(self, wanted: Wanted) -> None:
         """There was no room for it: ask again when readers have come on."""
@@ -234,7 +194,7 @@ class Scheduler:
 
         What happens while it is looked at changes at most where entries come that nobody needs.
         """
-        own = None if incoming is None else self._soonest(incoming.name)
+        own = None if incoming is None else self._readers.soonest(incoming.name)
         if incoming is not None and incoming.ahead and own is None:
             return _once(self._spares())
         taker = None if own is None else own[0].job
@@ -255,7 +215,7 @@ class Scheduler:
 
     def _bar(self, reader: Reader, number: int, *, ahead: bool) -> tuple[float, float]:
         """How long from now an entry must be not needed, and of which value, so that it may go for an object."""
-        course, pace = reader.course, self._pace(reader)
+        course, pace = reader.course, self._readers.pace(reader)
         if ahead:
             return course.distance(course.next_use(number) or 0) * pace, 0.0
         if self.budget > 0:
@@ -264,29 +224,11 @@ class Scheduler:
         kept = weight(size_class(course.plan.sizes[number]))
         return 0.0, inf if after is None else course.distance(after) * pace * kept
 
-    def _soonest(self, name: str, *, reading: bool = False) -> tuple[Reader, int] | None:
-        """The reader that needs an object the soonest (of those not paused, if there is one that needs it; of those
-        only, if ``reading``), and the object's number in its plan."""
-        best: tuple[tuple[bool, float], Reader, int] | None = None
-        for reader, number, first in self._needing(name):
-            wait = reader.paused, reader.course.distance(first) * self._pace(reader)
-            if not (reading and reader.paused) and (best is None or wait < best[0]):
-                best = wait, reader, number
-        return None if best is None else best[1:]
-
-    def _needing(self, name: str) -> Iterator[tuple[Reader, int, int]]:
-        """The readers that need an object, its number in their plans, and when."""
-        for reader in list(self._readers.values()):
-            number = reader.course.plan.numbers.get(name)
-            first = None if number is None else reader.course.next_use(number)
-            if number is not None and first is not None:
-                yield reader, number, first
-
     def _rank(self, name: str) -> None:
         """Give an entry that is held the place that its next use deserves, be it that of a reader that is paused."""
         was_planned = self._unrank(name)
-        needing = self._needing(name)
-        found = min(needing, key=lambda one: one[0].course.distance(one[2]) * self._pace(one[0]), default=None)
+        needing = self._readers.needing(name)
+        found = min(needing, key=lambda one: one[0].course.distance(one[2]) * self._readers.pace(one[0]), default=None)
         if found is None:
             if was_planned:
                 self._spare[name] = None
@@ -314,13 +256,19 @@ class Scheduler:
                     self._rank(name)
             yield
         self._leaving.remove(reader)
-        if all(other.job != reader.job for other in (*self._readers.values(), *self._leaving)):
+        if all(other.job != reader.job for other in (*self._readers, *self._leaving)):
             del self._shares[reader.job]
 
     @property
     def _step(self) -> int:
         """Entries to rank in one step."""
         return max(10, _LOOKS // max(1, len(self._readers)))
+
+    def _unblock(self) -> bool:
+        blocked = [reader for reader in self._readers if reader.blocked]
+        for reader in blocked:
+            reader.blocked = False
+        return bool(blocked)
 
     def _unrank(self, name: str) -> bool:
         place = self._places.pop(name, None)
@@ -337,36 +285,27 @@ class Scheduler:
 
     def _queue(self, job: str) -> Iterator[Ranked]:
         """What a job may lose: what only plans need that are paused, then the rest, worth least first."""
-        readers = [reader for reader in (*self._readers.values(), *self._leaving) if reader.job == job]
+        readers = [reader for reader in (*self._readers, *self._leaving) if reader.job == job]
         resting = _merged([stream for reader in readers if reader.paused for stream in self._streams(reader)])
         reading = _merged([stream for reader in readers if not reader.paused for stream in self._streams(reader)])
         return self._unshared_first(resting, reading)
 
     def _streams(self, reader: Reader) -> list[Iterator[Ranked]]:
-        return reader.ranks.streams(reader.course.position, self._pace(reader))
+        return reader.ranks.streams(reader.course.position, self._readers.pace(reader))
 
     def _unshared_first(self, resting: Iterator[Ranked], reading: Iterator[Ranked]) -> Iterator[Ranked]:
         shared: list[Ranked] = []
         for entry in resting:
-            found = self._soonest(entry.name, reading=True)
+            found = self._readers.soonest(entry.name, reading=True)
             first = None if found is None else found[0].course.next_use(found[1])
             if found is None or first is None:
                 yield Ranked(entry.name, entry.size, inf, inf)
             else:
-                distance = found[0].course.distance(first) * self._pace(found[0])
+                distance = found[0].course.distance(first) * self._readers.pace(found[0])
                 value = distance * weight(size_class(entry.size))
                 shared.append(Ranked(entry.name, entry.size, distance, value))
         shared.sort(key=_worth_least)
         yield from _merged([reading, iter(shared)]) if shared else reading
-
-    def _pace(self, reader: Reader) -> float:
-        """Seconds per position; where that is not known yet, as others go."""
-        if reader.pace is not None:
-            return reader.pace
-        if self._usual is None:
-            known = [other.pace for other in list(self._readers.values()) if other.pace is not None]
-            self._usual = sum(known) / len(known) if known else 1.0
-        return self._usual
 
 
 def _exhaust(steps: Iterator[None]) -> None:

@@ -283,3 +283,36 @@ def test_what_never_fits_is_not_waited_for() -> None:
         assert [one and one[1].url for one in wanted] == ["s3://bucket/k0", "s3://bucket/k2", None]
 
     running(go())
+
+
+def test_a_reader_that_is_silent_for_long_holds_up_nobody() -> None:
+    async def go() -> None:
+        clock = ManualClock()
+        plans = Plans(clock)
+        assert await told(plans, whole("d", [0, 1, 2])) == ["more", "known"]
+        assert await told(plans, whole("d", [0, 1, 2])[:1], "two") == ["known"]
+        clock.advance(299)
+        plans.progress("one", protocol.Progress("a", 20))
+        assert plans.stats()["plan_progress"] == "job: 0 of 30"
+        clock.advance(2)
+        plans.progress("one", protocol.Progress("a", 21))
+        assert plans.stats()["plan_progress"] == "job: 21 of 30"
+        plans.progress("two", protocol.Progress("a", 3))
+        assert plans.stats()["plan_progress"] == "job: 3 of 30", "it speaks again"
+        await asyncio.gather(*plans._working)
+
+    running(go())
+
+
+def test_what_found_no_room_is_asked_for_again_once_there_is_some() -> None:
+    following, told = Following(ManualClock(), fifo=False), list[str]()
+    following.on_room = lambda: told.append("room")
+    following.begin({"other": 10, "more": 10}, 800)
+    following.begin_to_follow(KEY, followed(5))()
+    wanted = following.next_wanted()
+    assert wanted is not None
+    following.removed("more")
+    following.defer(wanted[0])
+    assert not following.wants and not told
+    following.removed("other")
+    assert told == ["room"] and following.next_wanted() == wanted
