@@ -70,9 +70,11 @@ def test_a_finalizer_may_pause_and_withdraw_whatever_its_thread_is_in(server: Se
 
 
 def test_a_shard_is_closed_wherever_that_is(server: Served) -> None:
+    """Also one of a session that is over: none is made to close it."""
     with connect(server.settings) as client:
         shard = client.open("s3://bucket/k0")
         shard.wait(0, shard.size)
+        client.close()
         assert ends(within(client._guard.of_this_process(), shard.close))
         until(lambda: client.evict(None).busy == 0)
 

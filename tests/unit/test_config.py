@@ -36,6 +36,7 @@ def test_arguments_win_over_environment_over_file_over_default(tmp_path: Path) -
         ({"NEARFLASH_CHUNK_SIZE": "100"}, "chunk_size 100"),
         ({"NEARFLASH_AUTOSTART": "maybe"}, "NEARFLASH_AUTOSTART"),
         ({"NEARFLASH_EVICTION": "random"}, "not one of s3fifo, lru"),
+        ({"NEARFLASH_PLANS": "some"}, "NEARFLASH_PLANS"),
         ({"NEARFLASH_JOB_SHARE": "0"}, "NEARFLASH_JOB_SHARE"),
         ({"NEARFLASH_JOB_SHARE": "nan"}, "NEARFLASH_JOB_SHARE"),
         ({"NEARFLASH_CONFIG": "/nonexistent/nearflash.toml"}, "/nonexistent/nearflash.toml"),
@@ -44,6 +45,11 @@ def test_arguments_win_over_environment_over_file_over_default(tmp_path: Path) -
 def test_a_bad_value_names_where_it_came_from(env: dict[str, str], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         Settings.load(env, cache_dir=tmp_path)
+
+
+def test_plans_can_be_switched_off(tmp_path: Path) -> None:
+    assert Settings.load({}, cache_dir=tmp_path).plans
+    assert not Settings.load({"NEARFLASH_PLANS": "off"}, cache_dir=tmp_path).plans
 
 
 def test_an_unknown_variable_is_a_warning_that_names_the_nearest(tmp_path: Path) -> None:
