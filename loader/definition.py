@@ -260,6 +260,10 @@ class Definition(KeepsRows):
         """How settings are kept in memory shared with workers."""
         return OrderWords()
 
+    def begun(self, settings: OrderSettings | None, epoch: int) -> OrderSettings | None:
+        """As they are: they say nothing of positions."""
+        return settings
+
     def state(self, base: Base) -> dict[str, Any]:
         """The state of a run that goes on at ``base``."""
         return state_of(self, base)

@@ -174,6 +174,12 @@ class MixtureDefinition(KeepsRows):
             )
         return self._fresh[batch]
 
+    def begun(self, settings: MixtureSettings | None, epoch: int) -> MixtureSettings | None:
+        """The epoch behind one that is read from its beginning begins where that ends, not where its rest would."""
+        if settings is None or epoch != settings.epoch:
+            return settings
+        return replace(settings, next=settings.begin + self.cut(settings.seed, settings.block).end(0))
+
     def _settings_of_sources(self, batch: int) -> tuple[OrderSettings, ...]:
         """Each as alone, but for the lanes: where a source does not say how many, the mixture's batch decides."""
         out = []

@@ -17,13 +17,16 @@ from .epochs import OrderSettings
 from .lanes import ORDER_VERSION
 from .mixing import MIXING_VERSION, MOST_SHARES
 from .mixtureorder import MixtureSettings
-from .statefields import MOST, STOP, Fields
+from .statefields import MOST, STOP, WORKER, Fields
 
 if TYPE_CHECKING:
     from .mixturedefinition import MixtureDefinition
 
 _KIND: Final = "nearflash.mixture"
 _FORMAT: Final = 1
+_MOST_BLOCK: Final = 2**22
+_MOST_LANES: Final = 2**20
+"""More than any mixture has, and few enough that the arrays made of them are small."""
 _FLAGS: Final = ("shuffle", "exchange", "cut")
 
 
@@ -97,7 +100,7 @@ class MixtureState:
             )
         state = cls(
             seed=fields.seed("seed"),
-            block=fields.integer("block", 1),
+            block=_small(fields, "block", _MOST_BLOCK),
             epoch=fields.integer("epoch"),
             position=fields.integer("position"),
             begin=fields.integer("begin"),
@@ -106,7 +109,7 @@ class MixtureState:
         )
         if not 0 < sum(source.share for source in state.sources) <= MOST_SHARES:
             raise StateError("the mixture state's shares cannot be those of a mixture", hint="the state is damaged")
-        if state.begin + state.position > MOST:
+        if state.begin + max(state.position, state.stop or 0) > MOST:
             raise StateError("the mixture state's position is beyond every sequence", hint="the state is damaged")
         return state
 
@@ -145,7 +148,7 @@ def _source_from_dict(raw: Mapping[str, Any]) -> SourceState:
     fields = Fields(raw)
     settings = OrderSettings(
         seed=fields.seed("seed"),
-        lanes=fields.integer("lanes", 1),
+        lanes=_small(fields, "lanes", _MOST_LANES),
         block_shards=fields.integer("block_shards", 1),
         balance="samples" if fields.choice("balance", ("bytes", "samples")) == "samples" else "bytes",
         **{name: fields.flag(name) for name in _FLAGS},
@@ -158,6 +161,13 @@ def _source_from_dict(raw: Mapping[str, Any]) -> SourceState:
         epoch=fields.integer("epoch"),
         position=fields.integer("position"),
     )
+
+
+def _small(fields: Fields, name: str, most: int) -> int:
+    value = fields.integer(name, 1)
+    if value > most:
+        raise StateError(f"the mixture state's field {name!r} is {value}, above {most}", hint="the state is damaged")
+    return value
 
 
 def _check_kind(raw: Any) -> None:
@@ -230,15 +240,23 @@ def _offsets(mixture: MixtureDefinition, state: MixtureState, position: int) -> 
     for source, size, count in zip(state.sources, mixture.sizes, taken, strict=True):
         out.append(source.taken(size) - count)
         if out[-1] < 0:
+            among = (
+                "it may be of the repeats of an epoch: load it with the samples= (or stop=) and pad= it was saved with"
+            )
             raise StateError(
                 f"the state's source {source.name!r} does not stand where position {position} puts it",
-                hint="the state is damaged",
+                hint="the state is damaged" if state.stop is None else among,
             )
     return tuple(out)
 
 
 def remixed(mixture: MixtureDefinition, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The state of ``mixture`` in which each source goes on where it stood in the state of another one."""
+    if isinstance(raw, Mapping) and raw.get(WORKER) is not None:  # which stands at the beginning of the worker's pass
+        raise StateError(
+            "this is the state of one DataLoader worker",
+            hint="make a state that loads anywhere with state_from or state_after of the mixture it was saved in",
+        )
     state = MixtureState.from_dict(raw)
     known = {source.name: source for source in state.sources}
     fresh = mixture.settings(None)

@@ -64,6 +64,9 @@ class Plannable(Protocol):
     def words(self) -> Words:
         """How settings are kept in memory shared with workers."""
 
+    def begun(self, settings: Any, epoch: int) -> Any:
+        """A state's settings once ``epoch`` is to be read from its beginning."""
+
     @property
     def damaged(self) -> Sequence[Any]:
         """The shards that count as empty."""

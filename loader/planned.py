@@ -199,8 +199,11 @@ class PlannedDataset(IterableDataset[Any]):
         start = cell.next_pass()
         if self.team.awaits(epoch):
             return
-        same = start.epoch == epoch
-        cell.write(Base(epoch, start.position if same else 0, start.base.settings, start.stop if same else None))
+        if start.epoch == epoch:
+            base = Base(epoch, start.position, start.base.settings, start.stop)
+        else:
+            base = Base(epoch, 0, self._definition.begun(start.base.settings, epoch))
+        cell.write(base)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the user is, as a small JSON-able dict: what was handed out by iterating in this process is used.

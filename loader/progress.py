@@ -14,9 +14,8 @@ from .plannable import Plannable
 from .sample import Stamp
 from .state import passed
 from .statefields import MOST
+from .statefields import WORKER as WORKER
 from .workers import Worker
-
-WORKER = "worker"
 
 
 @dataclass

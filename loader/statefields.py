@@ -11,6 +11,8 @@ MOST: Final = 2**48
 """No number in a state is larger, but for the seed: computing with them stays within 64 bits."""
 STOP: Final = "stop"
 """The field that says where a pass ends that begins within a batch."""
+WORKER: Final = "worker"
+"""The field with one DataLoader worker's own position."""
 SEEDS: Final = range(-(2**63), 2**64)
 
 

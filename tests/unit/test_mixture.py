@@ -234,6 +234,18 @@ class TestEpochs:
             assert pairs(mixture) == epochs[epoch]
         assert len({tuple(epoch) for epoch in epochs}) == 4
 
+    def test_set_epoch_back_to_the_beginning_of_a_resumed_one_loses_nothing(self, root: Path) -> None:
+        """Resumed at another batch size it would end elsewhere than when it is read whole."""
+        sequence = pairs(mix(root, batch=1, samples=400))
+        mixture = mix(root, batch=5, samples=26)
+        mixture.load_state_dict(mix(root, batch=4, samples=26).state_at(2))
+        assert pairs(mixture) == sequence[8:23]
+        mixture.set_epoch(0)
+        assert pairs(mixture) + pairs(mixture) == sequence[:50]
+        mixture.load_state_dict(mix(root, batch=4, samples=26).state_at(2))
+        mixture.set_epoch(1)
+        assert pairs(mixture) == sequence[23:48]
+
     def test_padding_repeats_the_beginning_and_says_so(self, root: Path) -> None:
         mixture = mix(root, batch=4, samples=26, pad=True)
         first, second = (list(mixture) for _ in range(2))
@@ -407,6 +419,16 @@ class TestStates:
                     assert at == cut + 2 * batches
                 assert pairs(islice(one, 2)) == sequence[at : at + 2]
 
+    def test_a_state_among_repeats_needs_the_epoch_it_was_saved_in(self, root: Path) -> None:
+        own: dict[str, Any] = {"batch": 20, "samples": 26, "pad": True}
+        mixture = mix(root, **own)
+        list(islice(mixture, 33))
+        state = mixture.state_dict()
+        mix(root, **own).load_state_dict(state)
+        for options in ({"samples": 60}, {"pad": False, "drop_last": False}):
+            with pytest.raises(StateError, match=r"samples= .*pad="):
+                mix(root, **{**own, **options}).load_state_dict(state)
+
     def test_the_state_says_the_seed_and_the_sources_orders(self, root: Path) -> None:
         before = mix(root, seed=4)
         expected = pairs(before)
@@ -446,6 +468,7 @@ class TestStates:
             {"seed": "1"},
             {"stop": 3},
             {"stop": True},
+            {"block": 2**47},
             {"sources": 5},
             {"sources": [5]},
             {"position": 40},
@@ -456,8 +479,16 @@ class TestStates:
         with pytest.raises(StateError):
             mixture.load_state_dict({**mixture.state_at(3), **damage})
 
+    def test_an_end_beyond_every_sequence_is_told(self, root: Path) -> None:
+        mixture = mix(root)
+        state = mixture.state_at(mixture.steps + 1)
+        assert state["begin"] > 0
+        with pytest.raises(StateError, match="beyond every sequence"):
+            mixture.load_state_dict({**state, "stop": 2**48})
+
     @pytest.mark.parametrize(
-        "damage", [{"position": 30}, {"epoch": 2**44}, {"lanes": 0}, {"share": -1}, {"cut": 1}, {"name": 3}]
+        "damage",
+        [{"position": 30}, {"epoch": 2**44}, {"lanes": 0}, {"lanes": 2**47}, {"share": -1}, {"cut": 1}, {"name": 3}],
     )
     def test_a_damaged_source_is_told(self, root: Path, damage: dict[str, Any]) -> None:
         mixture = mix(root)
@@ -481,6 +512,8 @@ class TestStates:
             while len(expected) < len(own):
                 expected += [sample["__id__"] for sample in alone]
             assert own == expected[: len(own)]
+        with pytest.raises(StateError, match="state of one DataLoader worker"):
+            after.remixed({**state, "worker": {"index": 0, "count": 2, "batch": 3, "size": 4}})
         other = Mixture({"a": source(root, "b")}, global_batch_size=1)
         with pytest.raises(StateError, match="remixed"):
             other.remixed(state)
