@@ -12,6 +12,7 @@ from cachefs.shard import ObjectStat
 
 from .buffers import IndexCache
 from .formats import Format, WebDataset, detect
+from .formats.derived import Counts
 from .layouts import Found
 from .opening import ClientObjects, OpenShard, open_mapped, while_filling
 
@@ -56,7 +57,11 @@ def count_shards(
             parts = count_parts(client, stat, format)
             if parts is not None:
                 share = stat.size // max(len(parts), 1)
-                rows += [Row(stat, count, part=part, size=share) for part, count in enumerate(parts)]
+                notes = tuple(f"{stat.url}: {note}" for note in parts.notes) if isinstance(parts, Counts) else ()
+                rows += [
+                    Row(stat, count, part=part, size=share, notes=() if part else notes)
+                    for part, count in enumerate(parts)
+                ]
                 continue
             with _opened(client, stat, format) as shard:
                 index = shard.index

@@ -82,6 +82,19 @@ class Table:
         whole = self._vector(slot, code)
         return struct.unpack_from("<" + code, whole) if len(whole) else None
 
+    def tables(self, slot: int) -> list[Table]:
+        """A vector of tables."""
+        place = self._place(slot)
+        if place is None:
+            return []
+        start = place + self._number("<I", place) + 4
+        at = range(start, start + len(self._vector(slot, "I")), 4)
+        return [Table(self._buffer, here + self._number("<I", here)) for here in at]
+
+    def raw(self, slot: int) -> bytes:
+        """A string or a vector of bytes."""
+        return bytes(self._vector(slot, "B"))
+
     def _vector(self, slot: int, code: str) -> memoryview:
         place = self._place(slot)
         if place is None:

@@ -44,6 +44,27 @@ class DerivedIndex(SampleIndex, ABC):
         """What was derived, without ``inner``, with a checksum."""
 
 
+class Counts(list[int]):
+    """The sample counts of a shard's parts, with the ``notes`` of what was derived of them."""
+
+    def __init__(self, notes: tuple[str, ...] = ()) -> None:
+        self.notes = notes
+
+
+class _Unread(SampleIndex):
+    """Stands for the index of a part that is not opened, of which the count alone is known."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+
 @dataclass(frozen=True)
 class Derived(Format):
     """A format over ``inner``, which is any other (or a derived one). What does not concern samples is as there."""
@@ -119,15 +140,16 @@ class Derived(Format):
             return None
         name = self._name(True)
         known = _kept_parts(objects, url, name)
-        counts: list[int] = []
+        counts = Counts(stored.notes if isinstance(stored, Counts) else ())
         kept: list[bytes] = []
         for part, count in enumerate(stored):
             # what is kept tells how many there are, so that the part itself need not be opened
-            index = self._recall_part(known, part, range(count)) if count else None
+            index = self._recall_part(known, part, _Unread(count)) if count else None
             if index is None and count:
                 opened = self.inner.open(objects, url, part=part)
                 index = self.derive(opened, url)
             counts.append(0 if index is None else len(index))
+            counts.notes += () if index is None else tuple(note for note in index.notes if note not in counts.notes)
             kept.append(b"" if index is None else index.to_bytes())
         if kept != known:
             objects.keep(url, name, lambda: msgspec.msgpack.encode(kept))

@@ -34,7 +34,10 @@ def bounds_of(footer: Any, names: Collection[str]) -> Bounds | None:
         if not (statistics.has_min_max and statistics.has_null_count and statistics.null_count == 0):
             continue
         kind = schema.field(name).type
-        least, greatest = (pa.scalar(value, kind) for value in (statistics.min, statistics.max))
+        try:
+            least, greatest = (pa.scalar(value, kind) for value in (statistics.min, statistics.max))
+        except (OverflowError, ValueError):
+            continue  # such as a date that Python's do not hold: pyarrow has no other way to give it out
         part = (pc.field(name) >= least) & (pc.field(name) <= greatest)
         says = part if says is None else says & part
     return None if says is None else Bounds(says, schema)
@@ -42,7 +45,8 @@ def bounds_of(footer: Any, names: Collection[str]) -> Bounds | None:
 
 def excludes(bounds: Bounds, expression: Any) -> bool:
     """Whether the expression surely holds for no row of such bounds: asked of Arrow's library, which leaves out files
-    of a data set by what is known of each. Nothing is read. An expression that cannot be asked excludes nothing here:
+    of a data set by what is known of each. It is not to be asked of expressions with a NaN, to which Arrow draws wrong
+    conclusions (``Parts.comparable``). Nothing is read. An expression that cannot be asked excludes nothing here:
     what is wrong with it is told where it is asked of values."""
     import pyarrow as pa
     from pyarrow import dataset

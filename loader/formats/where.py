@@ -10,9 +10,11 @@ samples: exact for every number of ranks and workers, and none is read that is n
 * A function ``predicate(sample) -> bool`` gets each sample with these fields alone, decoded as ``decode=None`` does.
 
 **Identity.** A filter is part of the data set's digest, so the state of another one is refused. An expression is told
-by its text. A function is told by its module and name, or by ``name=``, which lambdas and functions that close over
-variables need: who changes what a function does gives it another name. (What is kept beside a shard in the cache is
-told by the function's code as well, so an edited function is asked anew; of functions that it calls nothing is known.)
+by all that it consists of, with the types of its values. A function is told by its module and name, or by ``name=``,
+which lambdas and functions that close over variables need: who changes what a function does gives it another name.
+(What is kept beside a shard in the cache is told by the function's code as well, and by the values that it is bound to
+when the filter is made, so an edited function is asked anew: see :func:`.where_identity.code_of`. Of functions of other
+modules, and of objects that are no plain values, only names and types are told: for these, change ``name=``.)
 
 **Damage.** A sample whose fields cannot be read, or that lacks one of them, keeps its place as a damaged sample does:
 it raises when it is read, and is skipped and counted under ``on_error="skip"``. What raises in the predicate itself is
@@ -23,22 +25,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import ConfigError, DataError, MissingField
-from cachefs.hashing import name_digest
 
 from ..decode import Decode, Decoder
 from ..sample import Sample
 from .abc import Damage, Format, Joined, Opened
 from .derived import Derived, View
 from .table import Table
+from .where_expression import Expression, is_expression, listed, parts_of
+from .where_identity import called, code_of, expression_identity, function_identity
 from .where_index import WhereIndex
-from .where_tables import Expression, Mask, keeps, keeps_pieces, named_in
+from .where_tables import Mask, keeps, keeps_pieces
 
 Predicate: TypeAlias = Expression | Callable[[Sample], Any]
 
@@ -60,21 +62,26 @@ class Where(View):
         self.predicate = predicate
         self.fields = None if fields is None else tuple(fields)
         self.name = name
+        self.code = ""  #: what else tells a function from what it was before it was edited
+        # made once and sent along: in a spawned process the functions of a script are called otherwise
+        self.identity: str  #: what stands for it in the data set's digest
         if is_expression(predicate):
-            text = _text(predicate)
+            self.identity = expression_identity(predicate, self.fields, name)
+            if not parts_of(predicate).fields:
+                raise ConfigError(f"the filter {predicate} reads no field", hint="pc.field('name') == value")
         elif callable(predicate):
             if not self.fields:
                 raise ConfigError(
-                    f"the filter {_called(predicate)} does not say which fields it reads",
+                    f"the filter {called(predicate)} does not say which fields it reads",
                     hint="loader.Where(function, fields=[...])",
                 )
-            text = _told(predicate, name)
+            self.identity = function_identity(predicate, self.fields, name)
+            self.code = code_of(predicate)
         else:
-            raise ConfigError(f"where={predicate!r} is neither an Arrow expression nor a function")
-        given = "" if self.fields is None else f" of {', '.join(sorted(self.fields))}"
-        named = "" if name is None else f" named {name}"
-        # made once and sent along: in a spawned process the functions of a script are called otherwise
-        self.identity = f"{text}{given}{named}"  #: what stands for it in the data set's digest
+            raise ConfigError(
+                f"where={predicate!r} is neither an Arrow expression nor a function",
+                hint="pc.field('name') == value, or loader.Where(function, fields=[...])",
+            )
 
     def over(self, format: Format) -> Format:
         return Filtered(format, self)
@@ -82,7 +89,7 @@ class Where(View):
     @property
     def says(self) -> str:
         """What it is called in messages."""
-        return self.name or (str(self.predicate) if is_expression(self.predicate) else _called(self.predicate))
+        return self.name or (str(self.predicate) if is_expression(self.predicate) else called(self.predicate))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Where) and other.identity == self.identity
@@ -92,68 +99,11 @@ class Where(View):
 
 
 def as_where(value: Any) -> View | None:
-    """What ``ShardDataset(where=...)`` was given, as a view. Raises ``ConfigError`` for what cannot be one."""
+    """What ``ShardDataset(where=...)`` was given, as a view: lists of tuples are filters, too, as for
+    ``pyarrow`` and ``datasets``. Raises ``ConfigError`` for what cannot be one."""
+    if isinstance(value, list):
+        return Where(listed(value))
     return value if value is None or isinstance(value, View) else Where(value)
-
-
-def is_expression(value: Any) -> bool:
-    """Whether this is an expression of Arrow's, without importing its library."""
-    kind = type(value)
-    return kind.__name__ == "Expression" and kind.__module__.partition(".")[0] == "pyarrow"
-
-
-def _text(expression: Expression) -> str:
-    """The expression's text, which leaves out some of a long list of values: then with a digest of all of it."""
-    text = " ".join(str(expression).split())
-    if "FieldPath(" in text:
-        raise ConfigError(f"where={text} names a field by its number", hint="name it: pc.field('name')")
-    if "..." in text:
-        text += f" {name_digest(expression.__reduce__()[1][0].to_pybytes().hex())}"
-    return text
-
-
-def _told(function: Callable[..., Any], name: str | None) -> str:
-    module, qualified = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    plain = (
-        isinstance(qualified, str) and "<lambda>" not in qualified and getattr(function, "__closure__", None) is None
-    )
-    if name is None and not (plain and hasattr(function, "__code__") and not hasattr(function, "__self__")):
-        raise ConfigError(
-            f"the filter {_called(function)} has no name that tells what it does",
-            hint="give one that changes with it: loader.Where(function, fields=[...], name='caption-length-1')",
-        )
-    if name is not None:
-        return "function"
-    return str(qualified) if module in (None, "__main__", "__mp_main__") else f"{module}.{qualified}"
-
-
-def code_of(function: Any) -> str:
-    """What tells a function from what it was before somebody edited it, as far as its own code and constants tell. It
-    differs between versions of Python, so it is no part of a data set's digest."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if code is None:
-        return ""
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    values = (
-        _constant(code),
-        [_constant(value) for value in (*cells, *(getattr(function, "__defaults__", None) or ()))],
-    )
-    return name_digest(repr(values))
-
-
-def _constant(value: Any) -> Any:
-    """A value as what its ``repr`` tells; of objects that have no lasting one, their type."""
-    if isinstance(value, CodeType):
-        return value.co_code, value.co_names, [_constant(part) for part in value.co_consts]
-    if isinstance(value, tuple):
-        return [_constant(part) for part in value]
-    if isinstance(value, frozenset):
-        return sorted(repr(_constant(part)) for part in value)
-    return value if isinstance(value, str | bytes | int | float | complex | type(None)) else type(value).__qualname__
-
-
-def _called(function: Any) -> str:
-    return str(getattr(function, "__qualname__", None) or type(function).__name__)
 
 
 @dataclass(frozen=True)
@@ -168,7 +118,7 @@ class Filtered(Derived):
     @property
     def kept_as(self) -> str:
         inner = self.inner.kept_as if isinstance(self.inner, Derived) else self.inner.identity()
-        return f"where {self.where.identity} as {code_of(self.where.predicate)} over {inner}"
+        return f"where {self.where.identity} as {self.where.code} over {inner}"
 
     def derive(self, opened: Opened, url: str) -> WhereIndex:
         total = len(opened.index)
@@ -238,12 +188,12 @@ class Filtered(Derived):
 
     def _by_samples(self, opened: Opened, url: str) -> tuple[Mask, dict[int, Damage]]:
         """An expression over samples that are read one by one."""
-        samples = _Fields(self.inner, opened, url, self.where.fields or self._named(opened, url))
+        samples = _Fields(self.inner, opened, url, self.where.fields or parts_of(self.where.predicate).fields)
         numbers: list[int] = []
-        values: dict[str, list[Any]] = {name: [] for name in samples.names}
+        values: dict[str, list[Any]] = {name: [] for name in samples.asked}
         for i, sample in samples:
             numbers.append(i)
-            for name, column in values.items():
+            for name, column in zip(samples.names, values.values(), strict=True):
                 column.append(sample[name])
         kept = np.zeros(len(opened.index), np.bool_)
         if numbers:
@@ -251,7 +201,7 @@ class Filtered(Derived):
         return kept, samples.checked()
 
     def _by_columns(self, opened: Opened, url: str) -> Mask:
-        names = self.where.fields or self._named(opened, url)
+        names = self.where.fields or parts_of(self.where.predicate).fields
         wanted = frozenset(self.inner.canonical(name) for name in names)
         total = len(opened.index)
         parts = []
@@ -261,33 +211,15 @@ class Filtered(Derived):
             parts.append(keeps(self.where.predicate, columns, len(rows), url, f"samples from {first}"))
         return np.concatenate(parts)
 
-    def _named(self, opened: Opened, url: str) -> tuple[str, ...]:
-        """The fields that an expression reads, found by the first sample that can be read."""
-        first: DataError | None = None
-        for i in range(len(opened.index)):
-            try:
-                present = self.inner.read(opened.source, opened.index, i, url)
-            except DataError as e:
-                first = first or e
-                continue
-            named = named_in(self.where.predicate, present)
-            if named:
-                return tuple(named)
-            raise MissingField(
-                f"sample {i} has no field that the filter {self.where.predicate} names",
-                url=url,
-                hint=f"fields present: {', '.join(sorted(present)) or 'none'}",
-            )
-        assert first is not None
-        raise first
-
 
 class _Fields:
-    """Some fields of a shard's samples, decoded: iterates (number, sample). ``damaged``: what could not be read;
-    ``lacking``: the first field that was missing, of a sample that had none of it."""
+    """Some fields of a shard's samples, decoded: iterates (number, sample). ``asked``: as they were written, ``names``:
+    as the samples have them. ``damaged``: what could not be read; ``lacking``: the first field that was missing, of a
+    sample that had none of it."""
 
     def __init__(self, format: Format, opened: Opened, url: str, names: Sequence[str] | None) -> None:
-        self.names = tuple(format.canonical(name) for name in names or ())
+        self.asked = tuple(dict.fromkeys(names or ()))
+        self.names = tuple(map(format.canonical, self.asked))
         self.url, self.format, self.index = url, format, opened.index
         self.decoders: dict[str, Decoder | None] = {}
         self.damaged: dict[int, Damage] = {}
@@ -300,12 +232,10 @@ class _Fields:
         for i in range(len(self.index)):
             try:
                 sample = self.format.read(self._source, self.index, i, self.url, wanted)
-                absent = [name for name in self.names if name not in sample]
-                if absent:
-                    present = ", ".join(sorted(self.format.read(self._source, self.index, i, self.url)))
-                    raise MissingField(
-                        f"sample {i} has no field {absent[0]!r}", url=self.url, hint=f"fields present: {present}"
-                    )
+                absent = next((name for name in self.names if name not in sample), None)
+                if absent is not None:
+                    self.damaged[i] = self._lacks(i, absent)
+                    continue
                 self._decode(sample, self, i)
             except DataError as e:
                 if isinstance(e, MissingField) and self.lacking is None:
@@ -313,6 +243,15 @@ class _Fields:
                 self.damaged[i] = Damage(e.what, e.offset or 0, e.hint)
                 continue
             yield i, sample
+
+    def _lacks(self, i: int, name: str) -> Damage:
+        """Of a sample without a field. What it has instead is looked up for the first such sample alone."""
+        if self.lacking is None:
+            present = ", ".join(sorted(self.format.read(self._source, self.index, i, self.url)))
+            self.lacking = MissingField(
+                f"sample {i} has no field {name!r}", url=self.url, hint=f"fields present: {present}"
+            )
+        return Damage(f"it has no field {name!r}", 0, "Where(fields=[...]) names fields that all samples have")
 
     def checked(self) -> dict[int, Damage]:
         """The damaged ones. Raises ``MissingField`` where it is all of them, for want of a field."""

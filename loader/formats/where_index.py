@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -152,11 +152,14 @@ class WhereIndex(DerivedIndex):
         return cls._made(inner, mask, bad, why, tuple(Damage(*damage) for damage in wire.damages))
 
 
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class _Wire(msgspec.Struct, array_like=True):
     version: int
     stored: int
     count: int
     kept: bytes
-    bad: list[int]
-    why: list[int]
-    damages: list[tuple[str, int, str | None]]
+    bad: list[_Number]
+    why: list[_Number]
+    damages: list[tuple[str, _Number, str | None]]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,19 +13,11 @@ from cachefs.errors import ConfigError, DataError, FormatError, MissingField
 from .abc import Damage
 from .arrow_pieces import Pieces
 from .parquet_bounds import excludes
+from .where_expression import Expression, parts_of
 
-Expression: TypeAlias = Any
-"""``pyarrow.compute.Expression``; its library is not imported for its name."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _SCALARS = (bool, int, float, str, bytes, np.generic, type(None))
-
-
-def named_in(expression: Expression, names: Iterable[str]) -> list[str]:
-    """Those of these fields that the expression's text has: those that it reads, and perhaps one that is in a value.
-    Arrow's library does not tell which they are."""
-    text = str(expression)
-    return [name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
 
 
 def keeps(expression: Expression, columns: Mapping[str, Any], rows: int, url: str, which: str) -> Mask:
@@ -71,13 +62,13 @@ def keeps_pieces(
     expression: Expression, fields: Sequence[str] | None, source: Pieces, names: Sequence[str], url: str
 ) -> tuple[Mask, dict[int, Damage]]:
     """The same of a whole shard, piece by piece, of its columns as they are stored; and the samples, by number, that
-    it cannot be asked of. ``fields``: the columns that it reads, else those whose names its text has."""
-    text = str(expression)
-    wanted = frozenset(named_in(expression, names) if fields is None else fields)
-    absent = sorted(wanted.difference(names)) if wanted else [text]
+    it cannot be asked of. ``fields``: the columns that it reads, else those that the expression names."""
+    parts = parts_of(expression)
+    wanted = frozenset(parts.fields if fields is None else fields)
+    absent = sorted(wanted.difference(names))
     if absent:
         raise MissingField(
-            f"the filter {text} reads a field that is not there: {absent[0]}",
+            f"the filter {expression} reads a field that is not there: {absent[0]}",
             url=url,
             hint=f"fields present: {', '.join(names) or 'none'}",
         )
@@ -86,7 +77,7 @@ def keeps_pieces(
     first = 0
     for number in range(len(source)):
         rows, offset = source.rows(number), source.offset(number)
-        bounds = source.bounds(number, wanted) if rows else None
+        bounds = source.bounds(number, wanted) if rows and parts.comparable else None
         if rows == 0 or (bounds is not None and excludes(bounds, expression)):
             kept.append(np.zeros(rows, np.bool_))
             first += rows
@@ -173,7 +164,7 @@ def _evaluated(expression: Expression, table: Any, rows: int, url: str, which: s
     except MemoryError:
         raise
     except (pa.ArrowException, ValueError, TypeError, KeyError) as e:
-        raise _refusal(expression, table.schema.names, e, url, which) from e
+        raise _refusal(expression, table.schema, e, url, which) from e
     if not pa.types.is_boolean(column.type):
         raise ConfigError(f"the filter {expression} gives {column.type}, not whether a sample is kept", url=url)
     mask: Mask = column.fill_null(False).to_numpy().astype(np.bool_)
@@ -182,16 +173,19 @@ def _evaluated(expression: Expression, table: Any, rows: int, url: str, which: s
     return mask
 
 
-def _refusal(
-    expression: Expression, names: Sequence[str], e: Exception, url: str, which: str
-) -> DataError | ConfigError:
+def _refusal(expression: Expression, schema: Any, e: Exception, url: str, which: str) -> DataError | ConfigError:
     if "No match for FieldRef" in str(e):
         return MissingField(
             f"the filter {expression} reads a field that is not there: {_line(e)}",
             url=url,
-            hint=f"fields that it was given: {', '.join(names)}; name all that it reads with Where(fields=[...])",
+            hint=f"fields that it was given: {', '.join(schema.names)}; name all that it reads: Where(fields=[...])",
         )
-    return ConfigError(f"the filter {expression} cannot be asked of {which}: {_line(e)}", url=url)
+    unsigned = "uint64" in map(str, schema.types) and "not in range" in str(e)  # they are compared as signed ones
+    return ConfigError(
+        f"the filter {expression} cannot be asked of {which}: {_line(e)}",
+        url=url,
+        hint="compare a column of uint64 with pa.scalar(value, pa.uint64())" if unsigned else None,
+    )
 
 
 def _line(e: BaseException) -> str:

@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -138,6 +140,18 @@ class TestWhatIsKept:
         ds = loader.ShardDataset(tmp_path / "a.npz", batch_size=1, where=pc.field("x") > 8)
         assert sorted(int(sample["x"]) for sample in ds) == [9, 10, 11]
 
+    def test_by_lists_of_tuples(self, tmp_path: Path) -> None:
+        write_parquet(tmp_path / "p", [20, 7])
+        ds = loader.ShardDataset(tmp_path / "p", batch_size=1, where=[("n", ">", 20), ("lang", "in", ["en", "fr"])])
+        assert sorted(numbers(ds)) == [23, 24]
+
+    def test_of_tars_whose_names_are_lowered(self, tmp_path: Path) -> None:
+        members = [(f"{n}.CLS", str(n % 3).encode()) for n in range(9)]
+        folder = write_members(tmp_path / "t", members)
+        for name in ("cls", "CLS"):
+            ds = loader.ShardDataset(folder, batch_size=1, where=pc.field(name) == 2, shuffle=False)
+            assert [int(sample["cls"]) for sample in ds] == [2, 2, 2]
+
     def test_all_and_none(self, tmp_path: Path) -> None:
         write_parquet(tmp_path / "p", [20, 7])
         ds = loader.ShardDataset(tmp_path / "p", batch_size=1, where=pc.field("n") >= 0)
@@ -163,6 +177,16 @@ class TestWhatIsKept:
         ds = loader.ShardDataset(tmp_path / "p", batch_size=1, where=(pc.field("n") >= 36) & (pc.field("lang") == "en"))
         assert len(ds) == 1
         assert asked == [frozenset({"n", "lang"})]  # in two row groups all n are less, as their statistics say
+
+    def test_a_column_that_a_value_is_called_like_is_not_read(self, tmp_path: Path) -> None:
+        noise = np.random.default_rng(0)
+        table = {"image": [noise.bytes(4000) for _ in range(48)], "MATCH": [0] * 48, "kind": ["image", "text"] * 24}
+        pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=16)
+        for expression in (pc.field("kind") == "image", pc.field("kind").isin(["image", "MATCH"])):
+            objects = FakeObjects((tmp_path / "a.parquet").read_bytes())
+            format: Any = Where(expression).over(Parquet())
+            assert list(format.parts(objects, "u")) == [8, 8, 8]
+            assert waited_for(objects, tmp_path / "a.parquet") == {"kind"}
 
 
 class TestThePlan:
@@ -260,7 +284,7 @@ class TestIdentity:
         assert Where(pc.field("a").isin(long)) != Where(pc.field("a").isin(other))
 
     def test_of_functions(self) -> None:
-        assert Where(is_english, ["json"]).identity == f"{__name__}.is_english of json"
+        assert Where(is_english, ["json"]).identity == f'function {__name__}.is_english of ["json"]'
         assert Where(lambda sample: True, ["a"], name="one") != Where(lambda sample: True, ["a"], name="two")
         assert Where(is_english, ["json"]) != Where(is_english, ["json", "cls"])
 
@@ -287,6 +311,9 @@ class TestIdentity:
             (lambda: Where(is_even, "n"), "one name"),
             (lambda: Where("n > 3"), "neither"),
             (lambda: Where(pc.field(0) > 3), "number"),
+            (lambda: Where(pc.scalar(True)), "no field"),
+            (lambda: loader.ShardDataset("x", batch_size=1, where=[("n", "~", 1)]), "is no filter"),
+            (lambda: loader.ShardDataset("x", batch_size=1, where=[1]), "is no filter"),
             (lambda: loader.ShardDataset("x", batch_size=1, where=is_even), "fields="),
         ],
     )
@@ -315,6 +342,15 @@ class TestErrors:
         ):
             with pytest.raises(MissingField, match=r"00[.].*(fields present|fields that)"):
                 len(loader.ShardDataset(tmp_path / folder, batch_size=1, where=where))
+
+    def test_a_field_that_a_shard_lacks_is_skipped(self, tmp_path: Path) -> None:
+        write_parquet(tmp_path / "p", [9])
+        pq.write_table(pa.table({"n": [100]}), tmp_path / "p" / "001.parquet")
+        with pytest.raises(MissingField, match=r"001\.parquet"):
+            len(loader.ShardDataset(tmp_path / "p", batch_size=1, where=ENGLISH))
+        with pytest.warns(loader.DataWarning, match=r"001\.parquet"):
+            ds = loader.ShardDataset(tmp_path / "p", batch_size=1, where=ENGLISH, on_error="skip")
+            assert sorted(numbers(ds)) == [0, 4, 8]
 
     def test_a_function_that_raises(self, tmp_path: Path) -> None:
         write_json_tars(tmp_path / "t", [9])
@@ -359,6 +395,59 @@ class TestErrors:
         with pytest.warns(loader.DataWarning):
             got = [_bin(sample) for sample in ds]
         assert got == [b"0", b"0", b"4", b"4"] and ds.skipped == 2
+
+    @pytest.mark.parametrize("lacking", [0, 2, 5])
+    def test_an_expression_over_samples_that_lack_a_field(self, tmp_path: Path, lacking: int) -> None:
+        members = []
+        for n in range(6):
+            members += [(f"{n}.bin", str(n).encode())] + ([] if n == lacking else [(f"{n}.cls", b"1")])
+        folder = write_members(tmp_path / "t", members)
+        make = partial(loader.ShardDataset, folder, where=pc.field("cls") == 1, fields=["bin"], shuffle=False)
+        with pytest.warns(loader.DataWarning, match="cannot be told"):
+            ds = make(batch_size=1)
+            assert len(ds) == 6
+        samples = iter(ds)
+        for _ in range(lacking):
+            next(samples)
+        with pytest.raises(FormatError, match=rf"sample {lacking} passes.*no field 'cls'"):
+            next(samples)
+
+    def test_samples_without_a_field_are_read_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        objects = FakeObjects(tar_bytes([(f"{n}.bin" if n else "0.cls", b"1") for n in range(9)]))
+        reads: list[int] = []
+        read = WebDataset.read
+
+        def noted(self: Any, source: Any, index: Any, i: int, *rest: Any) -> Any:
+            reads.append(i)
+            return read(self, source, index, i, *rest)
+
+        monkeypatch.setattr(WebDataset, "read", noted)
+        format: Any = Where(pc.field("cls") == 1).over(WebDataset())
+        index = format.open(objects, "u").index
+        assert sorted(reads) == [0, 1, *range(1, 9)]  # of one sample it is looked up what it has instead
+        assert len(index.damages) == 1 and len(index.bad) == 8
+
+    def test_damage_in_parts_is_told_at_once(self, tmp_path: Path) -> None:
+        raw = pa.array([b"en", b"\xff", b"de", b"en"]).view(pa.string())
+        pq.write_table(pa.table({"lang": raw, "n": [0, 1, 2, 3]}), tmp_path / "a.parquet", row_group_size=2)
+        with pytest.warns(loader.DataWarning, match=r"a\.parquet: of 1 sample\(s\) it cannot be told"):
+            assert len(loader.ShardDataset(tmp_path / "a.parquet", batch_size=1, where=ENGLISH)) == 3
+
+    def test_damage_in_parts_is_told_of_what_is_kept(self, tmp_path: Path) -> None:
+        raw = pa.array([b"en", b"\xff", b"de", b"en"]).view(pa.string())
+        pq.write_table(pa.table({"lang": raw}), tmp_path / "a.parquet", row_group_size=2)
+        objects = FakeObjects((tmp_path / "a.parquet").read_bytes())
+        format: Any = Where(ENGLISH).over(Parquet())
+        first, again = format.parts(objects, "u"), format.parts(objects, "u")
+        assert first == again == [2, 1]
+        assert first.notes == again.notes and "cannot be told" in " ".join(again.notes)
+
+    def test_whole_numbers_without_a_sign(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"n": pa.array([1, 2**63 + 5], pa.uint64())}), tmp_path / "a.parquet")
+        where = pc.field("n") > pa.scalar(2, pa.uint64())
+        assert len(loader.ShardDataset(tmp_path / "a.parquet", batch_size=1, where=where)) == 1
+        with pytest.raises(ConfigError, match=r"pa\.uint64"):
+            len(loader.ShardDataset(tmp_path / "a.parquet", batch_size=1, where=pc.field("n") > -1))
 
     def test_texts_that_are_no_utf8(self, tmp_path: Path) -> None:
         raw = pa.array([b"en", b"\xff", b"de", b"en"]).view(pa.string())
@@ -414,6 +503,13 @@ class TestTheIndex:
         with pytest.raises(ValueError, match="samples"):
             WhereIndex.from_bytes(index.to_bytes(), Plain(len(fates) + 1))
 
+    @pytest.mark.parametrize("number", [2**63, 2**64 - 1, -1])
+    def test_numbers_that_no_index_has(self, number: int) -> None:
+        for bad, why in ((number, 0), (0, number)):
+            body = msgspec.msgpack.encode([1, 3, 3, b"", [bad], [why], [["x", 0, None]]])
+            with pytest.raises(ValueError):
+                WhereIndex.from_bytes(xxhash.xxh3_64_digest(body) + body, Plain(3))
+
     @given(KEPT, st.integers(0, 2))
     def test_filters_of_filters(self, fates: list[str], modulus: int) -> None:
         damaged = {i: Damage(f, 0) for i, f in enumerate(fates) if f == "bad"}
@@ -443,16 +539,23 @@ TYPES = {
 OPERATORS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
 
 
+COMPARED_WITH = {"int": ("int", "float", "large"), "large": ("int", "large"), "float": ("int", "float")}
+
+
+def literals(kind: str) -> st.SearchStrategy[Any]:
+    """Values to compare with: of numbers those of another type as well."""
+    return st.sampled_from(COMPARED_WITH.get(kind, (kind,))).flatmap(
+        lambda other: VALUES[other].map(lambda value: pa.scalar(value, TYPES[other]))
+    )
+
+
 @settings(max_examples=60)
 @given(st.data(), st.sampled_from(sorted(VALUES)))
 def test_statistics_leave_out_nothing_that_is_kept(data: st.DataObject, kind: str) -> None:
     """A filter of a Parquet file keeps what Arrow's own filter of the table in memory keeps, whatever is skipped."""
     values = data.draw(st.lists(st.none() | VALUES[kind] if data.draw(st.booleans()) else VALUES[kind], max_size=12))
     table = pa.table({"x": pa.array(values, TYPES[kind]), "at": pa.array(range(len(values)), pa.int64())})
-    one, two = (
-        data.draw(st.sampled_from(OPERATORS))(pc.field("x"), pa.scalar(data.draw(VALUES[kind]), TYPES[kind]))
-        for _ in range(2)
-    )
+    one, two = (data.draw(st.sampled_from(OPERATORS))(pc.field("x"), data.draw(literals(kind))) for _ in range(2))
     expression = data.draw(st.sampled_from([one, one & two, one | two, ~one, pc.field("x").is_null(), ~(one & two)]))
     out = io.BytesIO()
     pq.write_table(table, out, row_group_size=data.draw(st.integers(1, 5)))
@@ -460,6 +563,29 @@ def test_statistics_leave_out_nothing_that_is_kept(data: st.DataObject, kind: st
     format = Where(expression, ["x"]).over(Parquet())
     index: Any = format.open(objects, "u").index
     assert index.stored_rows(np.arange(len(index))).tolist() == table.filter(expression)["at"].to_pylist()
+
+
+@pytest.mark.parametrize("compare", OPERATORS)
+@pytest.mark.parametrize("negated", [False, True])
+def test_statistics_and_a_nan(compare: Any, negated: bool) -> None:
+    table = pa.table({"x": [1, 2, 3], "at": [0, 1, 2]})
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    expression = compare(pc.field("x"), float("nan"))
+    expression = ~expression if negated else expression
+    objects: Any = FakeObjects(out.getvalue())
+    index: Any = Where(expression).over(Parquet()).open(objects, "u").index
+    assert index.stored_rows(np.arange(len(index))).tolist() == table.filter(expression)["at"].to_pylist()
+
+
+def test_statistics_of_times_that_are_none_of_pythons() -> None:
+    out = io.BytesIO()
+    days = pa.array([0, 1, 2**31 - 1, 2], pa.int32()).view(pa.date32())
+    pq.write_table(pa.table({"day": days, "n": [0, 1, 2, 3]}), out, row_group_size=2)
+    for where, wanted in ((pc.field("n") > 0, [1, 2, 3]), (pc.field("day") > datetime.date(1970, 1, 1), [1, 2, 3])):
+        objects: Any = FakeObjects(out.getvalue())
+        index: Any = Where(where & pc.field("day").is_valid()).over(Parquet()).open(objects, "u").index
+        assert index.stored_rows(np.arange(len(index))).tolist() == wanted
 
 
 class FakeObjects:
@@ -483,6 +609,17 @@ class FakeObjects:
 
     def recalled(self, url: str, name: str, make: Any) -> Any:
         return make()
+
+
+def waited_for(objects: FakeObjects, path: Path) -> set[str]:
+    """The columns of the first row group of a Parquet file that were; of others, which lie in the last of the bytes,
+    it cannot be told: the footer is looked for in these."""
+    first = pq.ParquetFile(path).metadata.row_group(0)
+    starts = {
+        column.path_in_schema: column.dictionary_page_offset or column.data_page_offset
+        for column in map(first.column, range(first.num_columns))
+    }
+    return {name for name, start in starts.items() if any(begin <= start < end for begin, end in objects.asked)}
 
 
 class TestWhatIsKeptBeside:
@@ -542,8 +679,4 @@ class TestWhatIsKeptBeside:
         objects = FakeObjects(path.read_bytes())
         format: Any = Where(ENGLISH).over(Parquet())
         assert list(format.parts(objects, "u")) == [4, 4, 4]
-        first = pq.ParquetFile(path).metadata.row_group(0)  # the footer is looked for in the last of the bytes
-        for column in map(first.column, range(first.num_columns)):
-            start = column.dictionary_page_offset or column.data_page_offset
-            waited = any(begin <= start < end for begin, end in objects.asked)
-            assert waited == (column.path_in_schema == "lang")
+        assert waited_for(objects, path) == {"lang"}
