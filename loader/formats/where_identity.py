@@ -8,9 +8,10 @@ import enum
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import PurePath
-from types import CodeType, MethodType, ModuleType
+from types import BuiltinFunctionType as _Built
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ _PLAIN = (
     datetime.time, datetime.timedelta, decimal.Decimal,
 )  # fmt: skip
 """Types whose ``repr`` tells all of a value, and tomorrow as well."""
+_Cached = type(lru_cache(len))
 
 
 def expression_identity(expression: Expression, fields: Sequence[str] | None, name: str | None) -> str:
@@ -91,12 +93,16 @@ class _Telling:
         kind = type(value)
         if kind in _PLAIN:
             return value
+        if isinstance(value, ModuleType):
+            return ["module", value.__name__]
         if isinstance(value, CodeType):
             return self._code(value)
         if isinstance(value, MethodType):
             return ["method", self.value(value.__func__), self._state(value.__self__)]
-        if hasattr(value, "__code__"):
+        if isinstance(value, FunctionType):
             return self._function(value)
+        if isinstance(value, _Cached):
+            return ["cached", self.value(value.__wrapped__)]
         if isinstance(value, partial):
             return ["partial", *map(self.value, (value.func, value.args, value.keywords))]
         if isinstance(value, Mapping | Set | list | tuple):
@@ -109,13 +115,11 @@ class _Telling:
             return ["pattern", value.pattern, value.flags]
         if isinstance(value, PurePath):
             return ["path", str(value)]
-        if isinstance(value, ModuleType):
-            return ["module", value.__name__]
         if isinstance(value, type):
             return ["class", value.__module__, value.__qualname__]
         if kind.__module__ == self._module and callable(value):
             return [self.value(kind.__call__), self._state(value)]
-        return ["some", kind.__module__, kind.__qualname__, str(getattr(value, "__qualname__", ""))]
+        return ["some", kind.__module__, kind.__qualname__, called(value) if isinstance(value, _Built) else ""]
 
     def _state(self, value: Any) -> Any:
         """What an object is made of, if it is of the predicate's module."""

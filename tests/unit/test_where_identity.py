@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import re
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -83,7 +83,13 @@ class TestFunctions:
 
 
 def made(source: str) -> Any:
-    names: dict[str, Any] = {"__name__": "made", "partial": partial, "re": re, "datetime": datetime}
+    names: dict[str, Any] = {
+        "__name__": "made",
+        "partial": partial,
+        "lru_cache": lru_cache,
+        "re": re,
+        "datetime": datetime,
+    }
     exec(source, names)
     return names["f"]
 
@@ -99,10 +105,13 @@ class TestCode:
             ("def g(most, s): return s['n'] < most\nf = partial(g, 3)", [("3", "4")]),
             ("def g(s): return s['n'] < 3\ndef f(s): return g(s)", [("3", "4")]),
             ("def h(n): return n < 3\ndef f(s): return all(h(n) for n in s['n'])", [("3", "4")]),
+            ("@lru_cache\ndef h(n): return n < 3\ndef f(s): return h(s['n'])", [("3", "4")]),
             ("p = re.compile('a+')\ndef f(s): return p.match(s['t'])", [("a+", "b+")]),
             ("day = datetime.date(2020, 1, 2)\ndef f(s): return s['d'] < day", [("2020", "2021")]),
             ("class G:\n  def __init__(s, n): s.n = n\n  def __call__(s, x): return x < s.n\nf = G(3)", [("3", "4")]),
             ("class G:\n  def __init__(s, n): s.n = n\n  def g(s, x): return x < s.n\nf = G(3).g", [("3", "4")]),
+            ("def f(s): return min(s['n'], 3) < 2\nf = partial(f)", [("min", "max")]),
+            ("g = len\ndef f(s): return g(s['n']) < 2", [("= len", "= sum")]),
             ("def f(s, most=[1, 2]): return s['n'] in most", [("2", "3")]),
         ],
     )
