@@ -21,6 +21,8 @@ Result = TypeVar("Result")
 
 STOP_SECONDS = 10.0
 """How long stopping waits for a thread that is in the middle of an item; afterwards it is left to end by itself."""
+PATIENCE = 1.0
+"""How much of that it waits before it has what threads wait for interrupted."""
 _PAUSE = 1.0
 
 
@@ -58,7 +60,8 @@ class Pipeline(Generic[Item, Result]):
 
     ``source`` is advanced by one thread at a time, ``work`` called by several at once. ``cost``: the bytes that a
     result holds. An exception of either is raised where its result would have come, and ends the iteration. Threads
-    start with the first ``next``; :meth:`close` stops them.
+    start with the first ``next``; :meth:`close` stops them. ``interrupt``: called at most once, where stopping has to
+    wait: ends what ``work`` or ``source`` may be waiting for.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class Pipeline(Generic[Item, Result]):
         cost: Callable[[Result], int],
         name: str = "loader",
         clock: Clock = SYSTEM_CLOCK,
+        interrupt: Callable[[], None] | None = None,
     ) -> None:
+        self._interrupt = interrupt
         self._source = source
         self._work = work
         self._cost = cost
@@ -210,20 +215,43 @@ class Pipeline(Generic[Item, Result]):
             self._ready.notify()
             self._room.notify()
 
-    def close(self) -> None:
-        """Stop the threads and drop what is ready. Idempotent; waits :data:`STOP_SECONDS` for a thread at work."""
+    def stop(self) -> None:
+        """Drop what is ready, and let the threads end once they are through with what they do. Idempotent."""
         with self._state:
             self._stopped = True
             self._done.clear()
             self._held = 0
             self._ready.notify()
             self._room.notify()
+
+    def close(self, until: float | None = None) -> None:
+        """Stop the threads and drop what is ready. Idempotent; waits :data:`STOP_SECONDS` for a thread at work, or
+        until that moment of the clock."""
+        self.stop()
+        if until is None:
+            until = self._clock.monotonic() + STOP_SECONDS
+        interrupt, self._interrupt = self._interrupt, None  # once: later there may be another pass
+        if interrupt is not None and self._join(min(self._clock.monotonic() + PATIENCE, until)):
+            interrupt()
+        self._join(until)
+
+    def _join(self, until: float) -> bool:
+        """Wait for the threads; whether some are left."""
         own = threading.current_thread()
-        until = self._clock.monotonic() + STOP_SECONDS
         for thread in self._threads:
             if thread is not own and thread.is_alive():
                 thread.join(max(until - self._clock.monotonic(), 0.0))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return any(thread is not own for thread in self._threads)
+
+
+def close_all(*pipelines: Pipeline[Any, Any], clock: Clock = SYSTEM_CLOCK) -> None:
+    """Close several, of which each may wait for those before it, within the time that one may take."""
+    for pipeline in pipelines:
+        pipeline.stop()
+    until = clock.monotonic() + STOP_SECONDS
+    for pipeline in pipelines:
+        pipeline.close(until)
 
 
 def _no_end(error: BaseException) -> BaseException:

@@ -23,6 +23,8 @@ from .stages_worker import Failure, Truth, apply
 
 TIMEOUT = 600.0
 """Seconds that one batch may take in a stage's process."""
+LONGEST = 7 * 86400.0
+"""The longest such time: nothing waits for ever."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ class Stage:
             raise ConfigError(f"{name}({self.function!r}) is not given a function")
         if isinstance(self.processes, bool) or not isinstance(self.processes, int) or self.processes < 0:
             raise ConfigError(f"{name}(processes={self.processes!r}) is not a number of processes")
-        if not isinstance(self.timeout, int | float) or not self.timeout > 0:
-            raise ConfigError(f"{name}(timeout={self.timeout!r}) is not a time in seconds")
+        numeric = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
+        if not numeric or not 0 < self.timeout <= LONGEST:
+            raise ConfigError(f"{name}(timeout={self.timeout!r}) is not a time in seconds, at most {LONGEST:g}")
 
 
 class Map(Stage):
@@ -71,7 +74,7 @@ class Filter(Stage):
 class Stages:
     """Some stages as a :class:`loader.Loader` runs them; any number of threads may :meth:`run` at once.
 
-    :meth:`close` ends their processes; they are started again when they are needed again.
+    :meth:`close` ends their processes; after :meth:`open` they are started again when they are needed.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -102,11 +105,24 @@ class Stages:
                 samples = [_sample(result, of) for result, of in zip(results, samples, strict=True)]
         return samples, numbers
 
+    def open(self) -> None:
+        """A pass begins: let them run, also after :meth:`interrupt` and :meth:`close`."""
+        for pool in self._pools():
+            pool.open()
+
+    def interrupt(self) -> None:
+        """Let nobody wait for a process any more, until the next pass; those at work are ended. Idempotent."""
+        for pool in self._pools():
+            pool.interrupt()
+
     def close(self) -> None:
-        """End the processes. Idempotent."""
-        for step in self._steps:
-            if step.pool is not None:
-                step.pool.close()
+        """End the processes; whoever waits for one gets an error. Idempotent."""
+        self.interrupt()  # of all stages, before any is waited for
+        for pool in self._pools():
+            pool.close()
+
+    def _pools(self) -> list[ProcessPool]:
+        return [step.pool for step in self._steps if step.pool is not None]
 
 
 class _Step:

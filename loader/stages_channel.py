@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from cachefs.clock import SYSTEM_CLOCK, Clock
+
 _HEAD: Final = struct.Struct("<QQ")  # bytes of the pickle, number of buffers
 
 
@@ -26,28 +28,28 @@ class Closed(ConnectionError):
 
 
 class Channel:
-    """One end of a socket. Used by one thread at a time; :meth:`close` by any."""
+    """One end of a socket. Used by one thread at a time; :meth:`close` by any.
 
-    def __init__(self, end: socket.socket) -> None:
+    A ``timeout`` is for a whole message, in seconds; ``None``: as long as it takes.
+    """
+
+    def __init__(self, end: socket.socket, clock: Clock = SYSTEM_CLOCK) -> None:
         self._end = end
-
-    def fileno(self) -> int:
-        """The socket's descriptor, to wait for."""
-        return self._end.fileno()
+        self.clock = clock
 
     def send(self, value: Any, timeout: float | None = None) -> None:
         """Send a value; it may be changed afterwards. Raises ``Closed``, ``TimeoutError``, or what pickling raises:
         then nothing was sent."""
+        until = self._until(timeout)
         buffers: list[pickle.PickleBuffer] = []
         out = io.BytesIO()
         _Pickler(out, buffers).dump(value)
         body, parts = out.getbuffer(), [buffer.raw() for buffer in buffers]
         head = _HEAD.pack(len(body), len(parts)) + struct.pack(f"<{len(parts)}Q", *map(len, parts))
         try:
-            self._end.settimeout(timeout)
-            self._end.sendall(head)
-            for part in (body, *parts):
+            for part in (memoryview(head), body, *parts):
                 if len(part):
+                    self._wait(until)
                     self._end.sendall(part)
         except TimeoutError:
             raise
@@ -57,16 +59,19 @@ class Channel:
     def receive(self, timeout: float | None = None) -> Any:
         """The next value; its arrays may be written into. Raises ``Closed``, ``TimeoutError``, or what unpickling
         raises."""
+        until = self._until(timeout)
         try:
-            self._end.settimeout(timeout)
-            length, count = _HEAD.unpack(self._exactly(_HEAD.size))
-            sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count))
-            body = self._exactly(length)
-            buffers = [self._exactly(size) for size in sizes]
+            length, count = _HEAD.unpack(self._exactly(_HEAD.size, until))
+            sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count, until))
+            body = self._exactly(length, until)
+            buffers = [self._exactly(size, until) for size in sizes]
         except TimeoutError:
             raise
         except (OSError, EOFError) as e:
             raise Closed("the other process is gone") from e
+        except MemoryError:
+            self.close()  # what was not read of the message would be taken for the next one
+            raise
         return pickle.loads(body, buffers=buffers)  # noqa: S301 - from the other end, which is this program too
 
     def close(self) -> None:
@@ -75,10 +80,21 @@ class Channel:
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
-    def _exactly(self, size: int) -> memoryview:
+    def _until(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self.clock.monotonic() + timeout
+
+    def _wait(self, until: float | None) -> None:
+        """Let the next operation on the socket wait no longer."""
+        left = None if until is None else until - self.clock.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
+        self._end.settimeout(left)
+
+    def _exactly(self, size: int, until: float | None) -> memoryview:
         view = memoryview(np.empty(size, np.uint8).data)  # which, unlike a bytearray, is not filled with zeros first
         at = 0
         while at < size:
+            self._wait(until)
             got = self._end.recv_into(view[at:])
             if not got:
                 raise EOFError

@@ -17,7 +17,7 @@ from cachefs.errors import ConfigError, CountsUnknown, NearflashError
 from .collation import allocating, collate
 from .epochcell import Base, Start
 from .mixturereader import MixtureReader
-from .pipeline import Pipeline, StageTimes, Window
+from .pipeline import Pipeline, StageTimes, Window, close_all
 from .sample import Sample, Stamp
 from .samples import REPEAT, Places
 from .slots import Slots
@@ -99,6 +99,7 @@ class FilteredPasses:
     def read(self, claim: Start | None) -> Iterator[Any]:
         """This rank's batches of the pass."""
         transfer = self._making.transfer
+        self._stages.open()
         with self._dataset.begin_pass(claim, threads=self._making.threads) as reading:
             start = reading.progress.start
             point = self._taken(start)
@@ -119,7 +120,7 @@ class FilteredPasses:
                 self._at = (start, None)
                 reading.finished()
             finally:
-                _close(first, second)
+                close_all(first, second)
                 if self._running is not None and self._running[0] is first:
                     self._running = None
                 if transfer is not None:
@@ -140,6 +141,7 @@ class FilteredPasses:
             threads=making.threads,
             window=Window(4 * making.threads, room),
             cost=lambda kept: tensor_bytes(kept.samples),
+            interrupt=self._stages.interrupt,
         )
         refill = Refill(
             _uncut(first),
@@ -157,6 +159,7 @@ class FilteredPasses:
             threads=_JOINERS,
             window=Window(_READY, room),
             cost=_cost,
+            interrupt=first.close,
         )
         return first, second
 
@@ -165,11 +168,16 @@ class FilteredPasses:
         loaded, self._loaded = self._loaded, None
         return loaded[1] if loaded is not None and (start.base, start.number) == (loaded[0], 0) else Point()
 
+    def stop(self) -> None:
+        """Let a pass that is under way hand out nothing more, without waiting. Idempotent."""
+        for pipeline in self._running or ():
+            pipeline.stop()
+
     def close(self) -> None:
         """Stop a pass that is under way. Idempotent."""
         running, self._running = self._running, None
         if running is not None:
-            _close(*running)
+            close_all(*running)
 
     @property
     def times(self) -> StageTimes:
@@ -204,6 +212,9 @@ class FilteredPasses:
         own = dict(state)
         raw = own.pop(FIELD, None)
         point = Point() if raw is None else point_from_dict(raw, dataset.rule)
+        if self._steps is not None and point.given >= self._steps:  # it has them all: the next epoch comes
+            base = dataset.definition.base(own)
+            own, point = dataset.definition.state(Base(base.epoch + 1, 0, base.settings)), Point()
         dataset.load_state_dict(own)
         self._at = None
         base = dataset.next_start.base
@@ -283,8 +294,3 @@ def _cost(made: _Made | _Ended) -> int:
     if isinstance(made, _Ended):
         return 0
     return tensor_bytes(made.batch.source if isinstance(made.batch, Sent) else made.batch)
-
-
-def _close(first: Pipeline[Any, Any], second: Pipeline[Any, Any]) -> None:
-    first.close()  # the second's threads may be waiting for it
-    second.close()

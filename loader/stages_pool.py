@@ -1,35 +1,52 @@
 """Processes that a stage's function runs in: :class:`ProcessPool`.
 
 Each process works on one list of samples at a time, for the thread that asked; there are never more lists under way
-than processes, so memory is bounded and results come back to who asked, in order. Processes are started when they are
-first needed, by ``spawn``: the function must be importable, and a script needs its ``if __name__ == "__main__"``.
+than processes, so memory is bounded and results come back to who asked, in order. Threads that wait for a process get
+one in the order in which they asked. Processes are started when they are first needed, by ``spawn``: the function must
+be importable, and a script needs its ``if __name__ == "__main__"``.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import signal
-import socket
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Protocol
 
 from cachefs.errors import ConfigError, DeadlineExceeded, NearflashError
 
-from .stages_channel import Channel, Closed
-from .stages_worker import Failure, work
+from .stages_channel import Closed
+from .stages_process import GRACE, START, NotStarted, StageProcess, Unreadable, Unsendable
+from .stages_worker import Failure
 
-GRACE = 2.0
-"""Seconds for a process to end by itself once it is hung up on."""
+_SLACK = 60.0
+"""Seconds, beyond what a call may take, in which a process must come free."""
+
+
+class Process(Protocol):
+    """What the pool needs of a process: :class:`loader.stages_process.StageProcess`."""
+
+    pid: int | None
+    hung_up: bool
+    fate: str
+
+    @property
+    def began(self) -> bool: ...
+
+    def ask(self, samples: list[Any], timeout: float) -> Any: ...
+
+    def hang_up(self) -> None: ...
+
+    def end(self, grace: float = GRACE) -> None: ...
 
 
 class ProcessPool:
     """Up to ``processes`` processes that run ``function``; any thread may :meth:`call`. ``what``: its stage, for
-    messages; ``timeout``: seconds that one call may take."""
+    messages; ``timeout``: seconds that one call may take; ``start`` starts a process."""
 
     def __init__(
         self,
@@ -39,15 +56,18 @@ class ProcessPool:
         processes: int,
         what: str,
         timeout: float,
+        start: Callable[[Callable[[Any], Any], bool], Process] = StageProcess,
     ) -> None:
         self._arguments = (function, batched)
+        self._start = start
         self._most = processes
         self._what = what
         self._timeout = timeout
         self._changed = threading.Condition()
-        self._all: set[_Process] = set()
-        self._idle: list[_Process] = []
-        self._closings = 0
+        self._all: set[Process] = set()
+        self._idle: list[Process] = []
+        self._queue: deque[object] = deque()  # the threads that wait, in the order in which they came
+        self._shut = False
         self._owner = os.getpid()
         weakref.finalize(self, _end_own, self._all, self._owner)
 
@@ -55,143 +75,131 @@ class ProcessPool:
         """What the function makes of the samples, by the process that is free first.
 
         Raises ``NearflashError`` where the process was killed or the pool closed, ``DeadlineExceeded`` where it took
-        too long, ``ConfigError`` for samples or a function that cannot be sent.
+        too long, ``ConfigError`` for samples, results or a function that cannot be sent.
         """
         process = self._take()
         try:
             answer: list[Any] | Failure = process.ask(samples, self._timeout)
         except BaseException as e:
-            self._drop(process, 0.0 if isinstance(e, TimeoutError) else GRACE)
-            raise self._told(process, e) from e
+            cut_short = process.hung_up or isinstance(e, TimeoutError)
+            self._drop(process, 0.0 if cut_short else GRACE)
+            told = self._told(process, e)
+            if told is None:
+                raise
+            raise told from e
         with self._changed:
             if process in self._all:
                 self._idle.append(process)
-                self._changed.notify()
+                self._changed.notify_all()
         return answer
 
-    def close(self) -> None:
-        """End all processes, those at work too. Idempotent; the pool may be used again."""
+    @property
+    def waiting(self) -> int:
+        """How many threads wait for a process."""
         with self._changed:
-            self._closings += 1
+            return len(self._queue)
+
+    def open(self) -> None:
+        """Let it be called again after :meth:`close` or :meth:`interrupt`."""
+        with self._changed:
+            self._shut = False
+
+    def interrupt(self) -> None:
+        """Refuse all calls, those under way too, until it is opened again. Processes without work are kept."""
+        with self._changed:
+            busy = self._all.difference(self._idle)
+            self._shut = True
+            self._changed.notify_all()
+        for process in busy:
+            process.hang_up()
+
+    def close(self) -> None:
+        """End all processes, those at work too, and refuse calls until it is opened again. Idempotent."""
+        with self._changed:
             processes = list(self._all)
+            self._shut = True
             self._all.clear()
             self._idle.clear()
             self._changed.notify_all()
         _end(processes)
 
-    def _take(self) -> _Process:
+    def _take(self) -> Process:
         """A process that is free, for the caller alone. Whoever has one gives it back by a deadline."""
+        most, ticket = START + self._timeout + _SLACK, object()
         with self._changed:
-            closings = self._closings
             if self._owner != os.getpid():  # of the process that this one was forked from
                 self._owner = os.getpid()
                 self._all.clear()
                 self._idle.clear()
-            while self._closings == closings:
-                if self._idle:
-                    return self._idle.pop()
-                if len(self._all) < self._most:
-                    process = self._started()
-                    self._all.add(process)
-                    return process
-                self._changed.wait()
-        raise NearflashError(f"the processes were ended {self._what}")
+                self._queue.clear()
+            self._queue.append(ticket)
+            try:
+                while not self._shut:
+                    if self._queue[0] is ticket and self._idle:
+                        return self._idle.pop()
+                    if self._queue[0] is ticket and len(self._all) < self._most:
+                        process = self._started()
+                        self._all.add(process)
+                        return process
+                    if not self._changed.wait(most):  # nobody gave one back in all that time
+                        raise DeadlineExceeded(f"no process was free within {most:g} s {self._what}")
+            finally:
+                self._queue.remove(ticket)
+                self._changed.notify_all()
+        raise self._closed()
 
-    def _started(self) -> _Process:
+    def _started(self) -> Process:
         try:
-            return _Process(*self._arguments)
+            return self._start(*self._arguments)
         except (pickle.PicklingError, AttributeError, TypeError) as e:
             raise ConfigError(
                 f"the function cannot be sent to a process, {self._what}: {e}",
                 hint="define it at the top of a module, or use processes=0",
             ) from e
 
-    def _drop(self, process: _Process, grace: float) -> None:
+    def _drop(self, process: Process, grace: float) -> None:
         with self._changed:
             self._all.discard(process)
-            self._changed.notify()
+            self._changed.notify_all()
         process.end(grace)
 
-    def _told(self, process: _Process, error: BaseException) -> BaseException:
+    def _closed(self) -> NearflashError:
+        return NearflashError(f"the loader was closed, or its pass ended, {self._what}")
+
+    def _told(self, process: Process, error: BaseException) -> BaseException | None:
+        """What is raised in place of an error; ``None``: itself."""
         if isinstance(error, Closed):
-            return NearflashError(
-                f"process {process.pid} {process.fate} {self._what}",
-                hint="if it never began, the script may lack its if __name__ == '__main__'",
-            )
+            if process.hung_up:
+                return self._closed()
+            hint = None
+            if not process.began:
+                hint = "it had not begun: see what it printed; the script may lack its if __name__ == '__main__'"
+            return NearflashError(f"process {process.pid} {process.fate} {self._what}", hint=hint)
+        if isinstance(error, NotStarted):
+            return DeadlineExceeded(f"process {process.pid} had not begun after {START:g} s {self._what}")
         if isinstance(error, TimeoutError):
-            return DeadlineExceeded(f"process {process.pid} took more than {self._timeout:.0f} s {self._what}")
-        if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
-            return ConfigError(f"samples cannot be sent to a process, {self._what}: {error}", hint="use processes=0")
-        return error
-
-
-class _Process:
-    """One process, used by one thread at a time."""
-
-    def __init__(self, function: Callable[[Any], Any], batched: bool) -> None:
-        here, there = socket.socketpair()
-        self._channel = Channel(here)
-        try:
-            self._process = multiprocessing.get_context("spawn").Process(
-                target=work, args=(there, function, batched), name="nearflash-stage", daemon=True
+            return DeadlineExceeded(
+                f"process {process.pid} took more than {self._timeout:g} s {self._what}", hint="raise the timeout="
             )
-            self._process.start()
-        except BaseException:
-            self._channel.close()
-            raise
-        finally:
-            there.close()
-        self._ending = threading.Lock()
-        self.pid = self._process.pid
-        self.fate = ""
-        """How it ended, once it has."""
-
-    def ask(self, samples: list[Any], timeout: float) -> Any:
-        self._channel.send(samples, timeout)
-        answers = self._channel.fileno()
-        if answers < 0:
-            raise Closed("the pool was closed")
-        if not wait([answers, self._process.sentinel], timeout):
-            raise TimeoutError
-        return self._channel.receive(timeout)
-
-    def hang_up(self) -> None:
-        """Let it end by itself. Any thread; idempotent."""
-        self._channel.close()
-
-    def end(self, grace: float = GRACE) -> None:
-        """End it, by force where it takes longer. Any thread; idempotent."""
-        self.hang_up()
-        with self._ending:
-            if self.fate:
-                return
-            self._process.join(grace)
-            forced = self._process.exitcode is None
-            if forced:
-                self._process.kill()
-                self._process.join()
-            self.fate = "was ended" if forced else _fate(self._process.exitcode)
-            self._process.close()
+        if isinstance(error, Unsendable):
+            return ConfigError(f"samples cannot be sent to a process, {self._what}: {error}", hint="use processes=0")
+        if isinstance(error, Unreadable):
+            return ConfigError(
+                f"what the function made cannot be unpickled, {self._what}: {error}", hint="use processes=0"
+            )
+        return None
 
 
-def _fate(code: int | None) -> str:
-    if code is not None and code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"
-
-
-def _end_own(processes: set[_Process], owner: int) -> None:
+def _end_own(processes: set[Process], owner: int) -> None:
     """What is left of a pool that nobody has any more, in the process that started them."""
     if os.getpid() == owner:
         _end(processes)
 
 
-def _end(processes: set[_Process] | list[_Process]) -> None:
+def _end(processes: set[Process] | list[Process]) -> None:
     """End several at once: each is hung up on before any is waited for."""
     for process in processes:
         process.hang_up()
+    until = time.monotonic() + GRACE
     for process in processes:
-        process.end()
+        process.end(max(until - time.monotonic(), 0.0))

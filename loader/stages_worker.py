@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import socket
+import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -52,13 +56,34 @@ class Truth:
         return [bool(value) for value in result] if self._batched else bool(result)
 
 
-def work(end: socket.socket, function: Callable[[Any], Any], batched: bool) -> None:
-    """The life of a stage's process: answers until the other side hangs up."""
+READY = "ready"
+"""What a process says first."""
+_LOOK = 5.0
+"""Seconds between two looks at whether the process that it works for is still there."""
+
+
+def work(end: socket.socket, function: Callable[[Any], Any], batched: bool, parent: int) -> None:
+    """The life of a stage's process: answers until the other side hangs up. ``parent``: the process it works for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that it works for ends it
-    channel = Channel(end)
+    threading.Thread(target=outlive, args=(parent,), name="nearflash-parent", daemon=True).start()
+    use_one_thread()
+    serve(Channel(end), function, batched=batched)
+
+
+def serve(channel: Channel, function: Callable[[Any], Any], *, batched: bool) -> None:
+    """Say that it begins, then answer each list of samples, until the other side hangs up."""
     try:
+        channel.send(READY)
         while True:
-            answer = apply(function, channel.receive(), batched=batched)
+            try:
+                samples = channel.receive()
+            except Closed:
+                raise
+            except Exception as e:  # noqa: BLE001 - whatever unpickling raises: the message was read to its end
+                e.add_note("the samples cannot be unpickled in the stage's process")
+                channel.send(_portable(Failure(None, e)))
+                continue
+            answer = apply(function, samples, batched=batched)
             if isinstance(answer, Failure):
                 channel.send(_portable(answer))
                 continue
@@ -67,9 +92,34 @@ def work(end: socket.socket, function: Callable[[Any], Any], batched: bool) -> N
             except Closed:
                 raise
             except Exception as e:  # noqa: BLE001 - whatever pickling raises: nothing has been sent yet
+                e.add_note("what the function made cannot be sent back")
                 channel.send(_portable(Failure(None, e)))
     except Closed:
         pass
+
+
+def outlive(
+    parent: int,
+    *,
+    parent_now: Callable[[], int] = os.getppid,
+    pause: Callable[[float], object] = time.sleep,
+    leave: Callable[[int], object] = os._exit,
+) -> None:
+    """End this process once the one that it works for is gone: whatever the function does, and also where others that
+    were forked from that one hold the other end of the socket."""
+    while parent_now() == parent:
+        pause(_LOOK)
+    leave(1)
+
+
+def use_one_thread() -> None:
+    """Let torch use one thread: there are as many processes as are wanted. ``OMP_NUM_THREADS`` says otherwise."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that the function imports
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 def _portable(failure: Failure) -> Failure:
@@ -80,4 +130,7 @@ def _portable(failure: Failure) -> Failure:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
     except Exception:  # noqa: BLE001 - an error's own pickling may raise anything
         error = RuntimeError(f"{type(error).__name__}: {error}")
+    for note in getattr(failure.error, "__notes__", ()):
+        if note not in getattr(error, "__notes__", ()):  # which pickling may have lost
+            error.add_note(note)
     return Failure(failure.at, error.with_traceback(None), trace)

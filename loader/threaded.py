@@ -120,6 +120,7 @@ class Loader:
         return self._read(self.dataset.claim_pass())
 
     def _read(self, claim: Start | None) -> Iterator[Any]:
+        self._stages.open()
         with self.dataset.begin_pass(claim, threads=self._readers) as reading:
             pipeline = self._pipeline(reading)
             self._running, self._times = pipeline, pipeline.times
@@ -173,13 +174,24 @@ class Loader:
     def _grouped(self, reading: Reading, whole: Callable[..., Any]) -> Pipeline[Any, Many]:
         groups, threads = Groups(whole, self._slots, self._transfer, self._prefetch), self._readers
         window = Window(4 * threads, self._prefetch)
-        return Pipeline(groups.of(reading.batches()), groups, threads=threads, window=window, cost=_cost)
+        return Pipeline(
+            groups.of(reading.batches()),
+            groups,
+            threads=threads,
+            window=window,
+            cost=_cost,
+            interrupt=self._stages.interrupt if self._stages.processes else None,
+        )
 
     def close(self) -> None:
         """Stop the threads of a pass that is under way, and the stages' processes. Idempotent; the loader can be
         iterated again."""
+        if self._filtered is not None:
+            self._filtered.stop()
+        elif self._running is not None:
+            self._running.stop()
+        self._stages.close()  # before threads are waited for: they may wait for the processes
         self._stop()
-        self._stages.close()
 
     def _stop(self) -> None:
         if self._filtered is not None:

@@ -57,3 +57,17 @@ def raises_unportable(sample: Any) -> Any:
 
 def never_ends(sample: Any) -> Any:
     threading.Event().wait(600)
+
+
+def never_ends_at_four(sample: Any) -> Any:
+    if number(sample) >= 4:
+        never_ends(sample)
+    return sample
+
+
+def fails_then_never_ends(sample: Any) -> Any:
+    if number(sample) in (4, 5):
+        raise KeyError("lost")
+    if number(sample) > 5:
+        never_ends(sample)
+    return sample

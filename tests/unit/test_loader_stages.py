@@ -33,9 +33,11 @@ from tests.unit.stage_functions import (
     all_kept,
     doubled,
     fails_at_seven,
+    fails_then_never_ends,
     kept,
     kills_itself,
     never_ends,
+    never_ends_at_four,
     number,
     raises_unportable,
     with_array,
@@ -197,6 +199,10 @@ class TestMap:
             (lambda ds: Map(3), "function"),  # type: ignore[arg-type]
             (lambda ds: Map(doubled, processes=-1), "processes"),
             (lambda ds: Filter(kept, timeout=0), "timeout"),
+            (lambda ds: Filter(kept, timeout=float("inf")), "timeout"),
+            (lambda ds: Filter(kept, timeout=float("nan")), "timeout"),
+            (lambda ds: Filter(kept, timeout=1e12), "timeout"),
+            (lambda ds: Filter(kept, timeout=True), "timeout"),
             (lambda ds: Loader(ds, stages=[Map(doubled)], steps=3), "without a filter"),
             (lambda ds: Loader(ds, stages=[Filter(kept)], steps=0), "steps"),
             (lambda ds: Loader(ds, stages=[Map(doubled)]).batched(), "leave out"),
@@ -434,6 +440,17 @@ class TestFilter:
             with pytest.raises(StateError, match="filter"):
                 batches.load_state_dict(bad)
 
+    def test_fewer_steps_than_the_state_has_given(self, folder: Path) -> None:
+        with Loader(data(folder), stages=[Filter(kept)], steps=5) as batches:
+            stream = iter(batches)
+            states = [stored(batches.state_dict()) for _ in stream]
+        for used, steps in ((4, 4), (4, 2), (2, 1)):
+            with Loader(data(folder), stages=[Filter(kept)], steps=steps) as again:
+                again.load_state_dict(states[used - 1])
+                assert again.state_dict()["epoch"] == 1
+                got = [n for batch in again for n in numbers(batch)]
+                assert got == kept_in_order(folder, 1)[: 4 * steps]
+
     def test_one_that_keeps_nothing(self, folder: Path) -> None:
         for steps in (None, 3):
             with (
@@ -536,6 +553,28 @@ class TestProcesses:
             batches.close()
             assert numbers(next(iter(batches)))  # with another one
 
+    @pytest.mark.parametrize(("how", "filtered"), [("close", False), ("break", True), ("error", True)])
+    def test_nobody_waits_for_what_never_ends(self, folder: Path, how: str, filtered: bool) -> None:
+        before = set(threading.enumerate())
+        function = fails_then_never_ends if how == "error" else never_ends_at_four
+        stages = [Map(function, processes=2), *([Filter(all_kept, batched=True)] if filtered else [])]
+        ds = data(folder, shuffle=False, batch_size=2, global_batch_size=None)
+        steps = 50 if filtered else None  # without, a batch is held back until the next is there
+        batches = Loader(ds, stages=stages, threads=1, steps=steps)
+        stream = iter(batches)
+        assert numbers(next(stream)) == ([1, 2] if filtered else [0, 1])
+        if how == "close":
+            batches.close()
+            assert not children()
+        elif how == "break":
+            stream.close()  # type: ignore[attr-defined]
+        else:
+            with pytest.raises(KeyError, match="lost"):
+                list(stream)
+        assert {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("loader")} == set()
+        batches.close()
+        assert not children()
+
     def test_what_cannot_be_sent(self, folder: Path) -> None:
         with (
             Loader(data(folder), stages=[Map(lambda sample: sample, processes=1)]) as batches,
@@ -609,6 +648,6 @@ class TestChannel:
 def test_a_deadline(folder: Path) -> None:
     with (
         Loader(data(folder), stages=[Map(never_ends, processes=1, timeout=0.2)], threads=1) as batches,
-        pytest.raises(DeadlineExceeded, match="took more than"),
+        pytest.raises(DeadlineExceeded, match=r"took more than 0\.2 s in the map stage 1 \(function never_ends\)"),
     ):
         list(batches)
