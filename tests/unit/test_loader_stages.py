@@ -554,7 +554,10 @@ class TestProcesses:
             assert numbers(next(iter(batches)))  # with another one
 
     @pytest.mark.parametrize(("how", "filtered"), [("close", False), ("break", True), ("error", True)])
-    def test_nobody_waits_for_what_never_ends(self, folder: Path, how: str, filtered: bool) -> None:
+    def test_nobody_waits_for_what_never_ends(
+        self, folder: Path, how: str, filtered: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("loader.pipeline.STOP_SECONDS", 60.0)  # threads that end at all do so, however slowly
         before = set(threading.enumerate())
         function = fails_then_never_ends if how == "error" else never_ends_at_four
         stages = [Map(function, processes=2), *([Filter(all_kept, batched=True)] if filtered else [])]
