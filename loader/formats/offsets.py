@@ -10,14 +10,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.hashing import chunk_digest
-
 from .abc import SampleIndex
+from .kept import seal, unseal
 
 Offsets = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
 _VERSION = 1
-_SUM = 8
 
 
 class _Kept(msgspec.Struct, array_like=True):
@@ -69,9 +67,7 @@ class OffsetIndex(SampleIndex):
     def to_bytes(self) -> bytes:
         """All of it, for :meth:`from_bytes`; as large as it is in memory."""
         offsets = self.offsets
-        kept = _Kept(_VERSION, self.kind, offsets.itemsize == 8, offsets.tobytes(), self.extra())
-        body = msgspec.msgpack.encode(kept)
-        return chunk_digest(body).to_bytes(_SUM, "little") + body
+        return seal(_Kept(_VERSION, self.kind, offsets.itemsize == 8, offsets.tobytes(), self.extra()))
 
     @classmethod
     def from_bytes(cls, raw: bytes, size: int) -> Self:
@@ -80,13 +76,7 @@ class OffsetIndex(SampleIndex):
         Nothing in the result points outside the shard. Raises ``ValueError`` for any other bytes; then the shard has
         to be indexed anew.
         """
-        body = raw[_SUM:]
-        if chunk_digest(body).to_bytes(_SUM, "little") != raw[:_SUM]:
-            raise ValueError("a kept index with a wrong checksum")
-        try:
-            kept = msgspec.msgpack.decode(body, type=_Kept)
-        except msgspec.MsgspecError as e:
-            raise ValueError(f"no kept index: {e}") from e
+        kept = unseal(raw, _Kept, "a kept index")
         if (kept.version, kept.kind) != (_VERSION, cls.kind):
             raise ValueError(f"a kept index of {kept.kind!r}, version {kept.version}")
         dtype = np.dtype("<i8" if kept.wide else "<u4")

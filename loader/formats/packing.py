@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import ConfigError
-from cachefs.hashing import chunk_digest
 
 from ..permute import derive, seed_key
 from ..sample import Sample
@@ -28,6 +27,7 @@ from .derived import Derived, DerivedIndex, View
 from .documentfield import DocumentField, Found
 from .documents import KEPT, Documents, Places
 from .dtypes import integer_name
+from .kept import seal, unseal
 from .pending import Pending
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _KEPT_VERSION = 2
-_SUM = 8
 _PACKING = 0x7061636B696E67
 _LONGEST = 1 << 24
 _ADDED = ("labels", "position_ids", "document_ids", "cu_seqlens", "max_seqlen", "__id__", "__repeat__")
@@ -181,10 +180,7 @@ class PackedIndex(DerivedIndex):
     def to_bytes(self) -> bytes:
         lengths = self.bins.lengths
         counts = b"" if self.documents is None else self.documents.astype("<i8").tobytes()
-        body = msgspec.msgpack.encode(
-            _Kept(_KEPT_VERSION, lengths.itemsize == 8, lengths.tobytes(), counts, self.endless)
-        )
-        return chunk_digest(body).to_bytes(_SUM, "little") + body
+        return seal(_Kept(_KEPT_VERSION, lengths.itemsize == 8, lengths.tobytes(), counts, self.endless))
 
 
 class _Kept(msgspec.Struct, array_like=True):
@@ -269,13 +265,7 @@ class Packed(Derived):
         return self._packed(opened.index, found)
 
     def recall(self, raw: bytes, inner: Any) -> PackedIndex:
-        body = raw[_SUM:]
-        if chunk_digest(body).to_bytes(_SUM, "little") != raw[:_SUM]:
-            raise ValueError("kept lengths with a wrong checksum")
-        try:
-            kept = msgspec.msgpack.decode(body, type=_Kept)
-        except msgspec.MsgspecError as e:
-            raise ValueError(f"no kept lengths: {e}") from e
+        kept = unseal(raw, _Kept, "kept lengths")
         if kept.version != _KEPT_VERSION:
             raise ValueError(f"kept lengths of version {kept.version}")
         lengths = np.frombuffer(kept.lengths, "<i8" if kept.wide else "<i4")

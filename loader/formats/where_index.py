@@ -9,16 +9,15 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from cachefs.errors import FormatError
 
 from .abc import Damage
 from .derived import DerivedIndex
+from .kept import seal, unseal
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 _VERSION = 1
-_SUM_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -107,7 +106,7 @@ class WhereIndex(DerivedIndex):
             mask = np.zeros(len(self.inner), np.bool_)
             mask[self.rows] = True
             kept = np.packbits(mask).tobytes()
-        body = msgspec.msgpack.encode(
+        return seal(
             _Wire(
                 _VERSION,
                 len(self.inner),
@@ -118,19 +117,12 @@ class WhereIndex(DerivedIndex):
                 [(damage.what, damage.offset, damage.hint) for damage in self.damages],
             )
         )
-        return xxhash.xxh3_64_digest(body) + body
 
     @classmethod
     def from_bytes(cls, raw: bytes, inner: Any) -> WhereIndex:
         """What :meth:`to_bytes` wrote for the same ``inner``. The bytes are input from outside: nothing in the result
         points outside of ``inner``. Raises ``ValueError`` for any others."""
-        body = raw[_SUM_BYTES:]
-        if xxhash.xxh3_64_digest(body) != raw[:_SUM_BYTES]:
-            raise ValueError("a kept filter with a wrong checksum")
-        try:
-            wire = msgspec.msgpack.decode(body, type=_Wire)
-        except msgspec.MsgspecError as e:
-            raise ValueError(f"no kept filter: {e}") from e
+        wire = unseal(raw, _Wire, "a kept filter")
         total = len(inner)
         if wire.version != _VERSION or wire.stored != total:
             raise ValueError(f"a kept filter of version {wire.version}, of {wire.stored} samples")
