@@ -165,7 +165,7 @@ class Session:
         request.
 
         Never starts a daemon, never raises, waits for no lock and no reply: finalizers call it, in whatever thread
-        they run, also in one that is in this session.
+        they run, also in one that is inside one of these methods.
         """
         connection = self._idle_now()
         if connection is not None:

@@ -17,6 +17,7 @@ from .epochs import OrderSettings
 from .lanes import ORDER_VERSION
 from .mixing import MIXING_VERSION, MOST_SHARES
 from .mixtureorder import MixtureSettings
+from .state import settings_from_fields, settings_to_dict
 from .statefields import MOST, STOP, WORKER, Fields
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ _FORMAT: Final = 1
 _MOST_BLOCK: Final = 2**22
 _MOST_LANES: Final = 2**20
 """More than any mixture has, and few enough that the arrays made of them are small."""
-_FLAGS: Final = ("shuffle", "exchange", "cut")
 
 
 @dataclass(frozen=True)
@@ -127,37 +127,24 @@ class MixtureState:
 
 
 def _source_to_dict(source: SourceState) -> dict[str, Any]:
-    settings = source.settings
     return {
         "name": source.name,
         "share": source.share,
         "data": source.data,
         "epoch": source.epoch,
         "position": source.position,
-        "seed": settings.seed,
-        "lanes": settings.lanes,
-        "block_shards": settings.block_shards,
-        "shuffle": settings.shuffle,
-        "exchange": settings.exchange,
-        "balance": settings.balance,
-        "cut": settings.cut,
+        **settings_to_dict(source.settings),
     }
 
 
 def _source_from_dict(raw: Mapping[str, Any]) -> SourceState:
     fields = Fields(raw)
-    settings = OrderSettings(
-        seed=fields.seed("seed"),
-        lanes=_small(fields, "lanes", _MOST_LANES),
-        block_shards=fields.integer("block_shards", 1),
-        balance="samples" if fields.choice("balance", ("bytes", "samples")) == "samples" else "bytes",
-        **{name: fields.flag(name) for name in _FLAGS},
-    )
+    _small(fields, "lanes", _MOST_LANES)
     return SourceState(
         name=fields.text("name"),
         share=fields.integer("share"),
         data=fields.text("data"),
-        settings=settings,
+        settings=settings_from_fields(fields),
         epoch=fields.integer("epoch"),
         position=fields.integer("position"),
     )

@@ -29,6 +29,32 @@ OrderOf: TypeAlias = Callable[[int], EpochOrder]
 """An epoch's order; ``loader.epochs.Orders`` is one."""
 
 
+def settings_to_dict(settings: OrderSettings) -> dict[str, Any]:
+    """What fixes an order, as a state tells it."""
+    return {
+        "seed": settings.seed,
+        "lanes": settings.lanes,
+        "block_shards": settings.block_shards,
+        "shuffle": settings.shuffle,
+        "exchange": settings.exchange,
+        "balance": settings.balance,
+        "cut": settings.cut,
+    }
+
+
+def settings_from_fields(fields: Fields) -> OrderSettings:
+    """What :func:`settings_to_dict` told. Raises StateError."""
+    return OrderSettings(
+        seed=fields.seed("seed"),
+        lanes=fields.integer("lanes", 1),
+        block_shards=fields.integer("block_shards", 1),
+        shuffle=fields.flag("shuffle"),
+        exchange=fields.flag("exchange"),
+        balance="samples" if fields.choice("balance", ("bytes", "samples")) == "samples" else "bytes",
+        cut=fields.flag("cut"),
+    )
+
+
 @dataclass(frozen=True)
 class LoaderState:
     """The next sample to use is at ``position`` of ``epoch``; a finished epoch is position 0 of the next.
@@ -85,20 +111,13 @@ class LoaderState:
         """The state as strings, integers, booleans and lists of them."""
         names = list(dict.fromkeys(self.table))
         place = {name: i for i, name in enumerate(names)}
-        settings = self.settings
         known = {"known": [list(lane) for lane in self.known]} if self.progressive else {}
         return {
             "kind": _KIND,
             "format": ANCHORED_FORMAT if self.progressive else STATE_FORMAT,
             "order": ORDER_VERSION,
             "data": self.data,
-            "seed": settings.seed,
-            "lanes": settings.lanes,
-            "block_shards": settings.block_shards,
-            "shuffle": settings.shuffle,
-            "exchange": settings.exchange,
-            "balance": settings.balance,
-            "cut": settings.cut,
+            **settings_to_dict(self.settings),
             "epoch": self.epoch,
             "position": self.position,
             "next_lane": self.next_lane,
@@ -119,15 +138,7 @@ class LoaderState:
         fields = Fields(raw)
         state = cls(
             data=fields.text("data"),
-            settings=OrderSettings(
-                seed=fields.seed("seed"),
-                lanes=fields.integer("lanes", 1),
-                block_shards=fields.integer("block_shards", 1),
-                shuffle=fields.flag("shuffle"),
-                exchange=fields.flag("exchange"),
-                balance="samples" if fields.choice("balance", ("bytes", "samples")) == "samples" else "bytes",
-                cut=fields.flag("cut"),
-            ),
+            settings=settings_from_fields(fields),
             epoch=fields.integer("epoch"),
             position=fields.integer("position"),
             next_lane=fields.integer("next_lane"),
